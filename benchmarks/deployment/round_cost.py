@@ -36,7 +36,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks.deployment.flower_star.model import HIDDEN
 from benchmarks.deployment.sample_tree import small_tree
@@ -163,10 +162,10 @@ def ours(folder: Path, rounds: int, **settings: Any) -> DeploymentTimings:
 def flower(folder: Path, rounds: int) -> DeploymentTimings:
     config, sites = provisioned(folder, rounds, **OURS["star"])
     data = study_of(config).data
-    for number, part in enumerate(data.partition.leaves):
-        _store(folder / f"{number}.npz", *data.train.supply.batch(torch.as_tensor(part), BatchKey(0, number, 0)))
-    assert data.test is not None
-    _store(folder / "test.npz", data.test.supply.first(1), data.test.supply.targets_N)
+    assert data.clients is not None and data.test is not None
+    for number, part in enumerate(data.clients):
+        _store(folder / f"{number}.npz", *data.samples.batch(part, BatchKey(0, number, 0)))
+    _store(folder / "test.npz", data.test.samples.head(1), data.test.samples.targets_N)
     _app(folder / "app")
     root, port = sites.pop("root"), _free_ports(8)
     environment = {**os.environ, **QUIET, "FLWR_HOME": str(folder / "flower")}

@@ -64,7 +64,8 @@ def paper_state(method: str, device: torch.device) -> StateDict:
         if level in kept:
             state = {name: trained(rows) for name, rows in now.state.items()}
             note = {
-                name: tree.spread(level, rows) for name, rows in extras_of(federation.levels[level - 1].given).items()
+                name: tree.to_children(level, rows)
+                for name, rows in extras_of(federation.levels[level - 1].given).items()
             }
             # what follows from a state is part of a checkpoint, too
             now = replace(now, state=state, correction=federation.rules[level].correction(state, note))

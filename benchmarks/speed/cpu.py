@@ -31,7 +31,7 @@ from stratafl.base.environment import environment
 from stratafl.core.client_training import ClientTraining
 from stratafl.core.client_update import leaf
 from stratafl.core.flat_module import FlatModule
-from stratafl.data.dataset import InMemorySamples
+from stratafl.data.dataset import ClientIndex, InMemorySamples
 from stratafl.engine.factory import default_engine_name
 from stratafl.engine.module_profile import profile_module
 from stratafl.models.registry import build
@@ -173,7 +173,8 @@ def chosen(job: TrainingJob) -> dict[str, Any]:
     """The default engine, and the properties that decide it."""
     supply = InMemorySamples(job.inputs, job.targets)
     training = ClientTraining(
-        FlatModule(job.module), F.cross_entropy, supply, job.partition, leaf(LR), job.batch, "epochs", SEED
+        FlatModule(job.module), F.cross_entropy, supply, ClientIndex.from_lists(job.partition),
+        leaf(LR), job.batch, "epochs", SEED,
     )  # fmt: skip
     profile = profile_module(training)
     mean = round(profile.mean_output_bytes / 1024, 1)

@@ -30,7 +30,7 @@ from stratafl.base.topology import Tree
 from stratafl.core.client_training import Augment, ClientTraining
 from stratafl.core.client_update import leaf
 from stratafl.core.flat_module import FlatModule
-from stratafl.data.dataset import InMemorySamples
+from stratafl.data.dataset import ClientIndex, InMemorySamples
 from stratafl.data.transforms import flip_and_crop
 from stratafl.engine.factory import EngineName, drift_kernel, make_engine
 from stratafl.engine.precision import HALF_DTYPES, PRECISIONS, Precision, float32_matmul_precision
@@ -298,7 +298,7 @@ def _engine(name: EngineName, job: TrainingJob, precision: Precision) -> Prepare
         flat,
         F.cross_entropy,
         InMemorySamples(job.inputs, job.targets),
-        job.partition,
+        ClientIndex.from_lists(job.partition),
         chain,
         job.batch,
         "epochs",

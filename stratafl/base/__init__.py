@@ -1,1 +1,1 @@
-"""What knows nothing of learning: errors, trees, random streams, files, states."""
+"""Utilities without machine learning: errors, trees, random streams, files, states."""

@@ -14,34 +14,33 @@ from stratafl.base.errors import InvalidInput, first_line_of
 def to_device(
     values: np.ndarray | Sequence[int], device: str | torch.device, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """The values on the device; a GPU is not waited for, whatever it is doing."""
-    here = torch.as_tensor(np.asarray(values), dtype=dtype)
+    """Copy values to a device, without waiting for work that a GPU has queued."""
+    tensor = torch.as_tensor(np.asarray(values), dtype=dtype)
     if torch.device(device).type != "cuda":
-        return here.to(device)
+        return tensor.to(device)
     # from ordinary memory a copy begins when the device is idle, and the host waits for it
-    return here.pin_memory().to(device, non_blocking=True)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 class DeviceCache:
-    """Arrays on a device under names; one that has not changed since it was last asked for stays
-    where it is."""
+    """Cache of small arrays on a device by name; unchanged arrays are not copied again."""
 
     def __init__(self, device: torch.device):
         self.device = device
-        self._held: dict[tuple[object, torch.dtype | None], tuple[np.ndarray, Tensor]] = {}
+        self._tensors: dict[tuple[object, torch.dtype | None], tuple[np.ndarray, Tensor]] = {}
 
     def __call__(self, name: object, values: np.ndarray, dtype: torch.dtype | None = None) -> Tensor:
         key = name, dtype
-        if key not in self._held or not np.array_equal(self._held[key][0], values):
-            self._held[key] = values.copy(), to_device(values, self.device, dtype)
-        return self._held[key][1]
+        if key not in self._tensors or not np.array_equal(self._tensors[key][0], values):
+            self._tensors[key] = values.copy(), to_device(values, self.device, dtype)
+        return self._tensors[key][1]
 
 
 def check_device(device: str | torch.device, field: str = "device") -> torch.device:
-    """Where a tensor that is made there lies, if it can hold values."""
+    """Return the device that tensors created on `device` are on, if it can hold values."""
     try:
-        made = torch.zeros(1, device=device)
-        float(made)
+        tensor = torch.zeros(1, device=device)
+        float(tensor)
     except Exception as problem:
         raise InvalidInput(field, device, first_line_of(problem) or "is no device of this machine") from None
-    return made.device
+    return tensor.device

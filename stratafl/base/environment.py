@@ -1,4 +1,4 @@
-"""Where a result comes from: commit, versions and hardware."""
+"""Environment of a result: commit, versions and hardware."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stratafl.base.version import __version__
 
 
 def environment() -> dict[str, str | int | bool]:
-    """What a run is computed with: versions, the source's commit, and the machine."""
+    """Versions, commit of the source tree, and hardware that a run is computed with."""
     return {
         "stratafl": __version__,
         **_source(),
@@ -30,12 +30,12 @@ def environment() -> dict[str, str | int | bool]:
 
 
 def usable_cores() -> int:
-    """The cores this process may use, which can be fewer than the machine has."""
+    """Number of cores this process may use, which can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _source() -> dict[str, str | bool]:
-    """The commit of the source tree, where the package runs from one."""
+    """Commit of the source tree, if the package is imported from a Git checkout."""
 
     def git(*arguments: str) -> str | None:
         try:

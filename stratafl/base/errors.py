@@ -1,7 +1,7 @@
-"""One kind of complaint about input: it names the field, what was given, and what is allowed.
+"""Errors about user input: each names the field, its value and the accepted values.
 
-Whatever was given, the complaint is one short line that a terminal can show: values are cut, and
-what cannot be printed is escaped.
+A message is one short line for a terminal: long values are cut, and characters that cannot be
+printed are escaped.
 """
 
 from __future__ import annotations
@@ -17,22 +17,24 @@ from typing import Any
 from stratafl.base.tracebacks import UserFrame, user_frames
 
 LONGEST, LONGEST_PATH = 80, 200
-"""Characters of a value that a complaint repeats, and of a path."""
+"""Most characters that a message repeats of a value, and of a path."""
 
 LONGEST_FIELD, LONGEST_WORDS, LONGEST_ALLOWED, LONGEST_TOLD = 100, 200, 300, 600
-"""All may hold a user's text: a key of a table, the words of an exception, what is said with them,
-and all that is said of a user's own code."""
+"""Most characters of parts of a message that may contain a user's text.
+
+In this order: the key of a table, the text of an exception, an explanation, and a message about a
+user's own code.
+"""
 
 MOST_DIGITS = 4000
-"""The most digits of a whole number that is shown as it is: Python refuses to write out more than
-4,300."""
+"""Most digits of an integer that is shown in full; Python does not convert more than 4,300."""
 
 
 BRACKETS: dict[type, str] = {list: "[]", tuple: "()", dict: "{}"}
 
 
 class InvalidInput(ValueError):
-    """A value the user gave that cannot be used; the message is one line meant for them."""
+    """A value from the user that cannot be used; the message is one line for the user."""
 
     exit_code = 2
 
@@ -44,31 +46,35 @@ class InvalidInput(ValueError):
 
 
 class UserCodeError(InvalidInput):
-    """A mistake in a user's own code: the message is one line that says which function did what;
-    what was raised there, if anything was, is the cause."""
+    """An error raised by the user's own code; the message names the function.
+
+    The original exception, if there was one, is its cause.
+    """
 
     exit_code = 4
 
     def __init__(
-        self, field: str, value: object, allowed: str, frames: Sequence[UserFrame] = (), told: str | None = None
+        self, field: str, value: object, allowed: str, frames: Sequence[UserFrame] = (), message: str | None = None
     ):
-        """frames: the user's own lines; told: the message, where it is not put together from the
-        field and the value."""
+        """frames: the user's own; message: built from field and value unless given."""
         super().__init__(field, value, allowed)
         self.frames = tuple(frames)
-        if told is not None:
-            self.args = (one_line(told, LONGEST_TOLD),)
+        if message is not None:
+            self.args = (one_line(message, LONGEST_TOLD),)
 
     def __str__(self) -> str:
         return str(self.args[0])
 
     @staticmethod
     def of_kind(problem: BaseException) -> type[UserCodeError]:
-        """The class to raise instead of a problem: one that is also of its kind where there can be
-        such a class, so that whoever catches the kind goes on to."""
+        """Class to raise for an exception: `UserCodeError` and the exception's own class in one.
+
+        If such a class cannot be built, it is `UserCodeError`. A caller that catches the
+        exception's own class still does.
+        """
         kind: Any = type(problem)
-        made: type[UserCodeError] = _of_kind(kind)
-        return made
+        combined: type[UserCodeError] = _of_kind(kind)
+        return combined
 
 
 @functools.cache
@@ -77,24 +83,24 @@ def _of_kind(kind: type[BaseException]) -> type[UserCodeError]:
     if issubclass(UserCodeError, kind) or issubclass(kind, ends):
         return UserCodeError
     try:
-        made = type(UserCodeError.__name__, (UserCodeError, kind), {"__module__": UserCodeError.__module__})
-        made("field", "value", "allowed")
-    except Exception:  # two kinds that do not go together, or one that is made in a way of its own
+        combined = type(UserCodeError.__name__, (UserCodeError, kind), {"__module__": UserCodeError.__module__})
+        combined("field", "value", "allowed")
+    except Exception:  # classes that cannot be combined, or one with a constructor of its own
         return UserCodeError
-    return made
+    return combined
 
 
 class MissingExtra(ImportError):
     """A feature needs a package that is not installed."""
 
     def __init__(self, feature: str, package: str, extra: str | None = None):
-        """One that comes with every installation belongs to no extra."""
-        wanted = package if extra is None else f"'stratafl[{extra}]'"
-        super().__init__(f"{feature} needs the package {package}: pip install {wanted}")
+        """`extra` is empty for a package that every installation has."""
+        package_name = package if extra is None else f"'stratafl[{extra}]'"
+        super().__init__(f"{feature} needs the package {package}: pip install {package_name}")
 
 
 def unknown_name(field: str, name: object, known: Iterable[str]) -> InvalidInput:
-    """The complaint about a name nobody knows, with the nearest one that exists."""
+    """Build the error about an unknown name, with the nearest known one."""
     choices = sorted(known)
     text = name[:LONGEST] if isinstance(name, str) else format_value(name)
     begun = [choice for choice in choices if text and choice.startswith(text)]
@@ -104,7 +110,7 @@ def unknown_name(field: str, name: object, known: Iterable[str]) -> InvalidInput
 
 
 def format_value(value: object) -> str:
-    """A value as one short printable line, however large it is or deeply nested."""
+    """Format a value as one short printable line, however large or deeply nested it is."""
     if isinstance(value, Path):
         text = one_line(repr(str(value)))
         # it is its end that says which file
@@ -118,13 +124,15 @@ def format_value(value: object) -> str:
 
 
 def escape_control(text: object) -> str:
-    """A text as one line that a terminal only shows: what would steer it, or cannot be encoded, is
-    spelt out."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in str(text))
+    """Escape characters of a line that would control a terminal or cannot be encoded."""
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+        for character in str(text)
+    )
 
 
 def one_line(text: str, longest: int | None = None) -> str:
-    """A text as one printable line, cut where it is longer than that."""
+    """Format a text as one printable line, cut to `longest` characters."""
     if longest is not None and len(text) > longest:
         text = f"{text[: longest - 3]}..."
     if text.isprintable():
@@ -134,7 +142,7 @@ def one_line(text: str, longest: int | None = None) -> str:
 
 
 def first_line_of(problem: BaseException) -> str:
-    """What an exception says, in one line."""
+    """Message of an exception in one line."""
     try:
         text = str(problem)
     except Exception:
@@ -143,40 +151,46 @@ def first_line_of(problem: BaseException) -> str:
 
 
 def describe_exception(problem: BaseException) -> str:
-    """An exception in one line: its kind, and what it says."""
+    """Type and message of an exception in one line."""
     kind, said = type(problem).__name__, first_line_of(problem)
     return f"{kind}: {said}" if said else kind
 
 
 def error_message(problem: BaseException) -> str:
-    """An exception in one line, for whoever gave what caused it: a complaint needs no kind."""
+    """Describe an exception in one line; an `InvalidInput` is shown without its type."""
     return str(problem) if isinstance(problem, InvalidInput) else describe_exception(problem)
 
 
 OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "CUDA error: out of memory", "ALLOC_FAILED")
-"""How libraries say so where it is not their exception's type; the first two are of the host's
-memory."""
+"""Texts of out-of-memory errors of libraries without an exception type of their own.
+
+The first two concern host memory.
+"""
 
 
 def is_no_room(problem: BaseException) -> bool:
-    """Whether the memory did not suffice, which is nobody's mistake and says nothing about what
-    was tried. By name, since torch is not imported for its sake."""
+    """Whether an exception reports that memory ran out, on the host or a GPU.
+
+    It is recognised by name, because torch is not imported for it.
+    """
     if isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError":
         return True
     return isinstance(problem, RuntimeError) and any(words in str(problem) for words in OUT_OF_MEMORY)
 
 
 def pass_on_no_room(problem: BaseException) -> None:
-    """Raise this again where the memory did not suffice: whoever catches whatever may go wrong, to
-    do without, must not take that for an answer."""
+    """Raise an out-of-memory error again.
+
+    Code that catches every exception to try something else calls this first: running out of memory
+    is no answer to its question.
+    """
     if is_no_room(problem):
         raise problem
 
 
 @contextmanager
 def convert_errors(field: str, value: object, failing: str = "failed") -> Iterator[None]:
-    """Call a user's own code: what it raises becomes a complaint, also where it would end the
-    process."""
+    """Turn exceptions of user code into `InvalidInput`, including those that end the process."""
     try:
         yield
     except (InvalidInput, MissingExtra):
@@ -186,13 +200,13 @@ def convert_errors(field: str, value: object, failing: str = "failed") -> Iterat
 
 
 def invalid_input(field: str, value: object, allowed: str, problem: BaseException) -> InvalidInput:
-    """The complaint about what was raised: of the user's own code if that was on the way."""
+    """Build the error for an exception: a `UserCodeError` if user code was on its traceback."""
     frames = user_frames(problem)
     return UserCodeError(field, value, allowed, frames) if frames else InvalidInput(field, value, allowed)
 
 
 def _pieces(value: object) -> Iterator[str]:
-    """A value's notation bit by bit, so that nobody writes out more of it than is shown."""
+    """Pieces of a value's notation, generated only as far as they are shown."""
     if isinstance(value, str | bytes):
         yield repr(value[: LONGEST + 1])
     elif isinstance(value, int) and value.bit_length() > MOST_DIGITS * math.log2(10):
@@ -200,13 +214,13 @@ def _pieces(value: object) -> Iterator[str]:
     elif type(value) in BRACKETS and isinstance(value, Collection):
         brackets = BRACKETS[type(value)]
         yield brackets[0]
-        for number, each in enumerate(value):
+        for number, item in enumerate(value):
             if number:
                 yield ", "
-            yield from _pieces(each)
+            yield from _pieces(item)
             if isinstance(value, Mapping):
                 yield ": "
-                yield from _pieces(value[each])
+                yield from _pieces(value[item])
         if isinstance(value, tuple) and len(value) == 1:
             yield ","
         yield brackets[1]
@@ -218,6 +232,6 @@ def _pieces(value: object) -> Iterator[str]:
 
 
 def join_names(names: Sequence[str], most: int = 5) -> str:
-    """A list of names in a line: the first of them, and how many there are more."""
+    """Join names in one line: the first ones, and the number of the others."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

@@ -1,8 +1,7 @@
-"""Files that are never half written, and never somewhere else than they seem to be.
+"""Atomic writes, JSON, and reads that do not follow symbolic links.
 
-Everything is written aside, synced and renamed, so a reader sees the old file or the new one. No
-symbolic link is followed inside a run directory: one in the place of a file is replaced or refused,
-and what it points at stays.
+A file is written under a temporary name, synced and renamed: readers see the old file or the new
+one. In a run folder a symbolic link is replaced or refused, and its target is not touched.
 """
 
 from __future__ import annotations
@@ -20,26 +19,27 @@ from stratafl.base.errors import InvalidInput
 
 PARTIAL = ".partial"
 PRIVATE = 0o600
-"""The mode of what nobody but its owner is to read."""
+"""Mode of a file that only its owner may read."""
 LARGEST_TEXT = 1 << 30
-"""Bytes of a JSON file of ours, or of a text that a user gives: parsing a larger one could take all
-memory. States, records and models may be as large as they are."""
+"""Most bytes of a JSON file, or of a text from a user, that are parsed.
+
+Parsing a larger one could use up all memory. Tensors and records have no such limit.
+"""
 
 
 def cannot_write(path: Path, problem: OSError) -> InvalidInput:
-    """The complaint about a file that cannot be written."""
+    """Build the error about a file that cannot be written."""
     return InvalidInput("file", path, f"cannot be written: {problem.strerror or problem}")
 
 
 def cannot_read(path: Path, reason: str) -> InvalidInput:
-    """The complaint about a file that cannot be read, or is not what it should be."""
+    """Build the error about a file that cannot be read or has wrong contents."""
     return InvalidInput("file", path, f"cannot be read: {reason}")
 
 
 @contextlib.contextmanager
 def atomic_write(path: Path, *, sync: bool = True, mode: int = 0o644) -> Iterator[BinaryIO]:
-    """A file to fill; it gets its name when the block ends well, and leaves nothing behind when it
-    does not."""
+    """Open a file that gets its name when the block succeeds, and is deleted otherwise."""
     partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
     try:
         with create_exclusive(partial, mode) as file:
@@ -60,7 +60,7 @@ def atomic_write(path: Path, *, sync: bool = True, mode: int = 0o644) -> Iterato
 
 
 def write_json(path: Path, value: object, *, indent: int | None = 2, sync: bool = True, mode: int = 0o644) -> None:
-    """Write a value as a JSON file, whole or not at all; one that could not be read is refused."""
+    """Write a value as a JSON file atomically; a value too large to be read back is refused."""
     text = json.dumps(value, indent=indent).encode() + b"\n"
     if len(text) > LARGEST_TEXT:
         raise InvalidInput("file", path, f"cannot be written: {_too_large(len(text), LARGEST_TEXT)}")
@@ -69,15 +69,17 @@ def write_json(path: Path, value: object, *, indent: int | None = 2, sync: bool 
 
 
 def create_exclusive(path: Path, mode: int = 0o644) -> BinaryIO:
-    """A new file to write. One left there by a process that died is removed first; a link is not
-    followed."""
+    """Create a new file for writing.
+
+    A file left by a process that died is removed first; a symbolic link is not followed.
+    """
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "wb")
 
 
 def open_to_append(path: Path) -> BinaryIO:
-    """Unbuffered, so that a line is in the file when it is written."""
+    """Open a file for appending, unbuffered: a line is in the file once it is written."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as problem:
@@ -86,7 +88,7 @@ def open_to_append(path: Path) -> BinaryIO:
 
 
 def append(file: BinaryIO, path: Path, line: bytes) -> None:
-    """Write all of a line at the end of an open file."""
+    """Write all bytes of a line at the end of an open file."""
     try:
         while line:
             line = line[file.write(line) :]
@@ -95,16 +97,15 @@ def append(file: BinaryIO, path: Path, line: bytes) -> None:
 
 
 def read_bytes(path: Path, largest: int | None = None) -> bytes:
-    """The contents of a plain file, or the complaint; also about one of more bytes than the
-    largest."""
+    """Read a regular file of at most `largest` bytes."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(handle, "rb") as file:
-            found = os.fstat(handle)
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(handle)
+            if not stat.S_ISREG(status.st_mode):
                 raise cannot_read(path, "not a plain file")
-            if largest is not None and found.st_size > largest:
-                raise cannot_read(path, _too_large(found.st_size, largest))
+            if largest is not None and status.st_size > largest:
+                raise cannot_read(path, _too_large(status.st_size, largest))
             return file.read()
     except OSError as problem:
         raise cannot_read(path, problem.strerror or str(problem)) from None
@@ -115,17 +116,17 @@ def _too_large(size: int, largest: int) -> str:
 
 
 def read_bounded(path: Path) -> bytes:
-    """The contents of a file that is to be parsed as a whole, which has a limit."""
+    """Read a text file that will be parsed as a whole; its size is limited."""
     return read_bytes(path, LARGEST_TEXT)
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file, or the complaint."""
+    """Read a JSON file."""
     return parse_json(path, read_bounded(path))
 
 
 def parse_json(path: Path, text: bytes) -> Any:
-    """The value in a JSON text, or a complaint that names the file it is from."""
+    """Parse a JSON text; an error names the file it comes from."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as problem:
@@ -134,8 +135,7 @@ def parse_json(path: Path, text: bytes) -> Any:
 
 @contextlib.contextmanager
 def atomic_folder(path: Path, *, mode: int = 0o777) -> Iterator[Path]:
-    """A new folder to fill; it gets its name when the block ends well, and leaves nothing behind
-    when it does not."""
+    """Create a folder that gets its name when the block succeeds, and is deleted otherwise."""
     partial = path.with_name(f".{path.name}{PARTIAL}")
     try:
         remove_tree(partial)  # of a process that died
@@ -153,13 +153,13 @@ def atomic_folder(path: Path, *, mode: int = 0o777) -> Iterator[Path]:
 
 
 def sync_file(file: IO[Any]) -> None:
-    """What was written so far is on the disk when this returns."""
+    """Sync an open file: its contents are on disk when this returns."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the disk hold the names in a folder before anything else goes on."""
+    """Sync a folder: the names in it are on disk when this returns."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -168,8 +168,10 @@ def sync_folder(folder: Path) -> None:
 
 
 def check_writable(option: str, path: Path, *, is_file: bool = False) -> None:
-    """Refuse a folder, or a file's, that nothing can be written in, before the work and not after;
-    it may be there yet or not."""
+    """Check before a long computation that a file or folder can be created or written to.
+
+    It may exist already.
+    """
     there = path.absolute().parent if is_file else path.absolute()
     while not there.exists():
         there = there.parent
@@ -178,7 +180,7 @@ def check_writable(option: str, path: Path, *, is_file: bool = False) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, with those that it is in, or complain."""
+    """Create a folder and its parents, or raise `InvalidInput`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
@@ -186,7 +188,7 @@ def make_folder(folder: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """A file or a whole folder; a link itself, not what it points at."""
+    """Remove a file or a whole folder; of a symbolic link, the link alone."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -195,7 +197,7 @@ def remove_tree(path: Path) -> None:
 
 
 def remove_partials(folder: Path) -> None:
-    """What processes that died left behind."""
+    """Remove temporary files that processes left when they died."""
     if not folder.is_dir():
         return
     for path in folder.iterdir():

@@ -1,4 +1,4 @@
-"""Matplotlib without a display: the style of all static figures, and saving them."""
+"""Style of all static figures, drawn by Matplotlib without a display, and how they are saved."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COLOURS = ("#8a8f98", "#2f7ed8", "#e08a1e", "#c2255c", "#2b8a3e", "#7048e8", "#0
 
 
 def pyplot() -> Any:
-    """matplotlib without a display."""
+    """Import Matplotlib without a display."""
     try:
         import matplotlib
     except ImportError:
@@ -27,7 +27,7 @@ def pyplot() -> Any:
 
 
 def check_picture(path: Path, option: str = "--out") -> None:
-    """Refuse a place for a picture before the work that it is to show."""
+    """Check that a figure can be written to a path, before the work it will show."""
     if path.is_dir() or path.suffix not in (".png", ".svg", ".pdf"):
         raise InvalidInput(option, str(path), "must be a file that ends in .png, .svg or .pdf")
     check_writable(option, path, is_file=True)
@@ -42,8 +42,7 @@ def curves(
     y: str = "test accuracy",
     target: float | None = None,
 ) -> None:
-    """One line per run, the last drawn on top; its name stands at its end as well as in the
-    legend."""
+    """Draw one curve per run, the last one on top, each labelled at its end and in the legend."""
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
     for number, (name, (xs, ys)) in enumerate(lines.items()):
@@ -64,7 +63,7 @@ def curves(
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a figure so that nobody ever sees half of it."""
+    """Write a figure atomically."""
     make_folder(path.parent)
     with atomic_write(path, sync=False) as file:
         figure.savefig(file, dpi=150, format=path.suffix[1:])
@@ -81,4 +80,4 @@ STYLE = {
     "pdf.fonttype": 42,
     "text.parse_math": False,
 }
-"""Texts stay texts in an SVG and a PDF, and dollar signs in users' names are no formulas."""
+"""Text stays text in SVG and PDF files, and dollar signs in names do not start formulas."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class Stream(IntEnum):
-    """What a draw is for; two purposes never share a stream."""
+    """Purpose of random numbers; streams of two purposes are independent."""
 
     BATCH = 1
     PARTICIPATION = 2
@@ -28,9 +28,9 @@ class Stream(IntEnum):
     READ = 8
     TEST = 9
     NETWORK = 10
-    """A node's own links and device."""
+    """Link and device of a node."""
     CLOCK = 11
-    """What varies from meeting to meeting on the time line."""
+    """Variations on the timeline from one synchronisation to the next."""
 
 
 _MASK = (1 << 64) - 1
@@ -48,7 +48,7 @@ _MULTIPLY_1 = _signed(0xBF58476D1CE4E5B9)
 _MULTIPLY_2 = _signed(0x94D049BB133111EB)
 
 MIXING = (_GOLDEN, _MULTIPLY_1, _MULTIPLY_2)
-"""The constants of the hash, for a kernel that goes on from `prefix` by itself."""
+"""Constants of the hash, for kernels that continue from `stream_prefix` themselves."""
 
 
 def _shifted(word: Tensor, bits: int) -> Tensor:
@@ -56,8 +56,7 @@ def _shifted(word: Tensor, bits: int) -> Tensor:
 
 
 def random_bits(seed: int, purpose: Stream, *where: int | Tensor) -> Tensor:
-    """64 random bits (int64) for each place; integer tensors in `where` broadcast against each
-    other."""
+    """Draw 64 random bits (int64) per position; integer tensors in `where` are broadcast."""
     # plain integers in front are mixed without tensors, which is a hundred times as fast
     front = list(itertools.takewhile(lambda word: not isinstance(word, Tensor), where))
     device = next((word.device for word in where if isinstance(word, Tensor)), None)
@@ -69,12 +68,12 @@ def random_bits(seed: int, purpose: Stream, *where: int | Tensor) -> Tensor:
 
 
 def stream_prefix(seed: int, purpose: Stream) -> int:
-    """Where the chain of a purpose's draws starts, as a signed 64-bit integer."""
+    """Hash that all random numbers of a purpose start from, as a signed 64-bit integer."""
     return _signed(_hash(seed, int(purpose)))
 
 
 def mix(state: Tensor, word: Tensor | int) -> Tensor:
-    """The chain of `bits` gone on by one more word."""
+    """Hash of `random_bits` continued by one more word."""
     # in place: most of the time goes to memory
     state = (state ^ word).add_(_GOLDEN)
     state.bitwise_xor_(_shifted(state, 30)).mul_(_MULTIPLY_1)
@@ -90,17 +89,17 @@ def _mixed_integer(state: int, word: int) -> int:
 
 
 def uniform(seed: int, purpose: Stream, *where: int | Tensor) -> Tensor:
-    """Uniform float64 in [0, 1)."""
+    """Draw float64 uniform in [0, 1)."""
     return _shifted(random_bits(seed, purpose, *where), 11).double() * 2.0**-53
 
 
 def generator(seed: int, purpose: Stream, *where: int) -> np.random.Generator:
-    """A NumPy generator of its own for draws made on the host."""
+    """Independent NumPy generator for random numbers on the host."""
     return np.random.Generator(np.random.Philox(key=derive_seed(seed, purpose, *where)))
 
 
 def derive_seed(seed: int, purpose: Stream, *where: int) -> int:
-    """One non-negative 63-bit integer, for seeding something else."""
+    """Derive a non-negative 63-bit seed for another generator."""
     return _hash(seed, int(purpose), *where) >> 1
 
 
@@ -111,31 +110,37 @@ def _hash(*words: int) -> int:
 CPU = torch.device("cpu")
 
 PROCESS = threading.RLock()
-"""Held by whoever changes for a while what belongs to the whole process: these generators, its
-number of threads, switches of the library, and functions of it that are replaced. So runs in
-several threads take turns, where they would otherwise leave behind what another had changed."""
+"""Lock for temporary changes to the state of the process.
+
+That is global generators, the number of threads, switches of libraries and replaced functions. Runs
+in several threads wait for each other here, so that none restores what another has changed.
+"""
 
 ALIKE = 0
-"""Seed for what must be the same in every process and run, such as what a user's file draws while
-it is imported."""
+"""Seed of random numbers that must be equal in all processes.
+
+An example is what user files draw while they are imported.
+"""
 
 
 def device_generator(device: torch.device) -> torch.Generator:
-    """What torch's operations on a device draw from."""
+    """Default generator of torch's operations on a device."""
     return torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
 
 
 @contextmanager
 def torch_as_before(device: torch.device = CPU) -> Iterator[None]:
-    """Leave torch's generators of the host and of a device as they were; unless it is told which,
-    the library does so with every GPU's, and opens them all."""
+    """Restore torch's generators of the host and of a device afterwards.
+
+    Without naming the device, `torch.random.fork_rng` initialises and copies all GPUs.
+    """
     with PROCESS, torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield
 
 
 @contextmanager
 def preserve_rng(device: torch.device = CPU) -> Iterator[None]:
-    """Leave every generator as it was."""
+    """Restore every global generator afterwards."""
     with torch_as_before(device):
         python, numpy = random.getstate(), np.random.get_state()
         try:
@@ -147,8 +152,10 @@ def preserve_rng(device: torch.device = CPU) -> Iterator[None]:
 
 @contextmanager
 def torch_seeded(seed: int) -> Iterator[None]:
-    """Torch's generators set from a seed, on the host and on the GPUs that are in use, and left as
-    they were afterwards; no other GPU is opened for it."""
+    """Seed torch's generators on the host and on GPUs in use, and restore them afterwards.
+
+    No other GPU is initialised.
+    """
     with PROCESS:
         of_gpus = torch.cuda.default_generators
         generators = [torch.default_generator, *of_gpus]
@@ -166,8 +173,10 @@ def torch_seeded(seed: int) -> Iterator[None]:
 
 @contextmanager
 def seeded_rng(seed: int, devices: bool = False) -> Iterator[None]:
-    """Every generator of the host set from a 63-bit seed, and left as it was afterwards; devices:
-    those of the GPUs in use, too, which takes far longer."""
+    """Seed all generators of the host, and restore them afterwards.
+
+    seed: 63 bits; devices: whether GPUs in use are included, which takes far longer.
+    """
     with preserve_rng(), torch_seeded(seed) if devices else nullcontext():
         torch.default_generator.manual_seed(seed)
         np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
@@ -176,5 +185,5 @@ def seeded_rng(seed: int, devices: bool = False) -> Iterator[None]:
 
 
 def rng_states() -> tuple[bytes, str, object]:
-    """Where the generators of the host stand; two that are equal saw no draw between them."""
+    """States of the host's generators; equal states mean that no number was drawn in between."""
     return torch.default_generator.get_state().numpy().tobytes(), str(np.random.get_state()), random.getstate()

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first asks to stop at the next good moment, the second stops at once."""
+"""Graceful interruption: the first Ctrl-C or SIGTERM asks a run to stop, the second stops it."""
 
 from __future__ import annotations
 
@@ -10,36 +10,39 @@ from types import FrameType, TracebackType
 
 
 class Interrupted(Exception):
-    """A run was stopped from outside. Typer would answer a KeyboardInterrupt itself, without a
-    word."""
+    """A run was stopped by a signal; not a KeyboardInterrupt, which Typer handles itself."""
 
-    def __init__(self, signal_number: int, note: str = ""):
-        self.number, self.note = signal_number, note
-        super().__init__(note or "interrupted")
+    def __init__(self, signal_number: int, message: str = ""):
+        self.number, self.message = signal_number, message
+        super().__init__(message or "interrupted")
 
     @property
     def exit_code(self) -> int:
-        """The exit code that a shell gives a process ended by this signal."""
+        """Exit code that a shell reports for a process ended by this signal."""
         return 128 + self.number
 
 
 class InterruptExit(KeyboardInterrupt, SystemExit):
-    """Stands for `Interrupted` in a program of the user's: it ends as a command would, without a
-    traceback, unless it catches a `KeyboardInterrupt`."""
+    """`Interrupted` in a user's own program, which ends as a command does, without a traceback.
+
+    The program may catch it as a `KeyboardInterrupt`.
+    """
 
     def __init__(self, interrupted: Interrupted):
-        super().__init__(interrupted.note)
+        super().__init__(interrupted.message)
         self.code = interrupted.exit_code
 
 
 class InterruptHandler:
-    """While it is open, `asked` holds the first signal that came (0 for none); a second raises
-    `Interrupted`."""
+    """Signal handler: `signal` is the first signal received (0 for none).
+
+    A second signal raises `Interrupted`.
+    """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self, say: Callable[[str], None] = lambda text: None):
-        self.asked = 0
+        self.signal = 0
         self._say = say
         self._before: dict[int, object] = {}
 
@@ -60,9 +63,9 @@ class InterruptHandler:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if self.signal:
             raise Interrupted(number)
-        self.asked = number
+        self.signal = number
         # the signal may have come in the middle of a print, and files refuse a second one inside it
         with contextlib.suppress(RuntimeError):
             self._say("stopping when the clients next synchronise; once more to stop at once")

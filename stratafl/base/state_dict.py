@@ -1,4 +1,4 @@
-"""Nested state as plain data and tensors, and loading one that fits."""
+"""Nested state as JSON and tensors, and loading into a state of the same structure."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ BY_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 MOST_ROWS = 1 << 32
 
 AT_ONCE = 1 << 26
-"""Numbers of rows that are compared in one go."""
+"""Rows that are compared in one operation."""
 
 
 def to_json_and_tensors(state: Any) -> tuple[Any, dict[str, Tensor]]:
-    """A state as JSON, and the tensors that it names."""
+    """Split a state into JSON data and the tensors that it refers to."""
     tensors: dict[str, Tensor] = {}
-    known: dict[tuple, list] = {}
+    stored: dict[tuple, list] = {}
 
     def plain(value: Any, name: str) -> Any:
         if isinstance(value, Tensor):
             key = value.device, value.data_ptr(), value.shape, value.stride(), value.dtype
-            if value.numel() == 0 or key not in known:
+            if value.numel() == 0 or key not in stored:
                 rows = _repeat_count(value)
                 tensors[name] = value[:1] if rows else value
-                known[key] = ["tensor", name, rows]
-            return known[key]
+                stored[key] = ["tensor", name, rows]
+            return stored[key]
         if isinstance(value, np.ndarray):
             tensors[name] = torch.from_numpy(value)
             return ["array", name]
         if isinstance(value, dict):
-            return {key: plain(each, f"{name}.{key}" if name else str(key)) for key, each in value.items()}
+            return {key: plain(item, f"{name}.{key}" if name else str(key)) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return ["list", *(plain(each, f"{name}.{i}") for i, each in enumerate(value))]
+            return ["list", *(plain(item, f"{name}.{i}") for i, item in enumerate(value))]
         if value is None or isinstance(value, bool | int | float | str):
             return value
         raise InvalidInput(f"state.{name}", type(value).__name__, "is nothing a checkpoint can hold")
@@ -46,17 +46,17 @@ def to_json_and_tensors(state: Any) -> tuple[Any, dict[str, Tensor]]:
 
 
 def from_json_and_tensors(packed: Any, tensors: dict[str, Tensor]) -> Any:
-    """The state again. A repeated row takes no memory before it is copied to where it fits."""
+    """Build the state again; rows that were stored once are expanded without a copy."""
     expanded: dict[tuple[str, int], Tensor] = {}
 
     def value(part: Any) -> Any:
         if isinstance(part, dict):
-            return {key: value(each) for key, each in part.items()}
+            return {key: value(item) for key, item in part.items()}
         if not isinstance(part, list):
             return part
         match part:
             case ["list", *inside]:
-                return [value(each) for each in inside]
+                return [value(item) for item in inside]
             case ["array", str(name)] if name in tensors:
                 return tensors[name].numpy()
             case ["tensor", str(name), int(rows)] if name in tensors and not isinstance(rows, bool):
@@ -72,7 +72,7 @@ def from_json_and_tensors(packed: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _repeat_count(rows_NP: Tensor) -> int:
-    """How many rows there are if they all have the same bits, otherwise 0."""
+    """Number of rows of a tensor if all of them have the same bits, otherwise 0."""
     if rows_NP.dim() != 2 or len(rows_NP) < 2 or rows_NP.dtype.itemsize not in BY_SIZE:
         return 0
     if rows_NP.stride(0) == 0:  # one row, seen several times
@@ -87,12 +87,12 @@ def _repeat_count(rows_NP: Tensor) -> int:
 StateDict = dict[str, Any]
 
 LARGEST = 1 << 53
-"""Of whole numbers: counts of rounds and bytes, to which others are added."""
+"""Integer types, such as counts of rounds and bytes; loaded values are converted to Python's int.
+"""
 
 
 def load_like(like: Any, saved: Any, where: str, _copies: dict[int, Tensor] | None = None) -> Any:
-    """A copy of `saved` on the devices of `like`, whose structure, shapes and kinds of number it
-    must have."""
+    """Copy `saved` to the devices of `like`, whose structure, shapes and dtypes it must have."""
     copies: dict[int, Tensor] = {} if _copies is None else _copies
     if isinstance(like, Tensor):
         _check(where, _form(saved), _form(like))
@@ -108,7 +108,7 @@ def load_like(like: Any, saved: Any, where: str, _copies: dict[int, Tensor] | No
         return {key: load_like(value, saved[key], f"{where}.{key}", copies) for key, value in like.items()}
     if isinstance(like, list):
         _check(where, len(saved) if isinstance(saved, list) else type(saved).__name__, len(like))
-        return [load_like(each, saved[i], f"{where}.{i}", copies) for i, each in enumerate(like)]
+        return [load_like(item, saved[i], f"{where}.{i}", copies) for i, item in enumerate(like)]
     if like is not None and not isinstance(like, bool | int | float | str):
         raise InvalidInput(where, type(like).__name__, "is nothing a state can hold")
     _check(where, type(saved).__name__, type(like).__name__)
@@ -123,6 +123,6 @@ def _form(value: Any) -> str:
     return type(value).__name__
 
 
-def _check(where: str, found: object, wanted: object) -> None:
-    if found != wanted:
-        raise InvalidInput(f"state.{where}", found, f"does not fit this run, which has {wanted}")
+def _check(where: str, value: object, expected: object) -> None:
+    if value != expected:
+        raise InvalidInput(f"state.{where}", value, f"does not fit this run, which has {expected}")

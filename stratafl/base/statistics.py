@@ -9,16 +9,15 @@ from typing import NamedTuple
 
 
 class OverSeeds(NamedTuple):
-    """What the runs of one setting, which differ in their seed only, gave."""
+    """Values of one setting's runs, which differ only in their seed."""
 
     mean: float
     deviation: float | None
-    """Standard deviation of a sample (divided by n - 1): seeds are a few of many. None for one
-    seed, of which nothing is known but its value."""
+    """Sample standard deviation (divided by n - 1); None for a single seed."""
 
 
 def over_seeds(values: Sequence[float]) -> OverSeeds:
-    """`values` has one number per seed, at least one."""
+    """Summarise `values`, one number per seed; at least one."""
     mean = statistics.fmean(values)
     if len(values) == 1:
         return OverSeeds(mean, None)

@@ -1,4 +1,4 @@
-"""The tree of a federation: who reports to whom, and how much each child counts.
+"""The tree of a federation: parents, names and weights of its nodes.
 
 Level 0 is the root, level D the leaves (clients). Nodes of a level are numbered so that siblings
 are neighbours, and a level's models are the rows of one matrix. Edge level m joins the nodes of
@@ -28,28 +28,27 @@ from stratafl.base.validation import plain
 Shape = int | str | Sequence | Mapping
 
 Mask = np.ndarray | Tensor
-"""One truth value per node of a level, on the host."""
+"""One boolean per node of a level, on the host."""
 
 Reducer = Callable[[Tensor, Tensor], Tensor]
-"""One parent's children, (K x P rows, K weights), to its row."""
+"""Aggregate the children of one parent: (K x P rows, K weights) to one row."""
 
 ROOT = "root"
 
 ALL = 1 - 1e-9
-"""Shares above this are of all children, up to rounding."""
+"""A sum of sibling weights above this is 1 up to rounding: all siblings are present."""
 
 LEAF = object()
 
 MOST_NODES, MOST_LEVELS = 10_000_000, 100
-"""Below the root. Every level is a matrix of models and waits for the one below it, so more than a
-few are rare."""
+"""Limits of a tree's size below the root; trees with more than a few levels are rare."""
 
 TOO_LARGE = f"at most {MOST_NODES:,} nodes below the root, on at most {MOST_LEVELS} levels"
 
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """An immutable tree whose leaves all have the same depth.
+    """Immutable tree whose leaves, the clients, all have the same depth.
 
     `parents[m]` gives each node of level m its parent's number on level m - 1 (entry 0 is empty);
     `weights[m]` sums to one over each set of siblings; `names[m]` are paths, unique within the
@@ -63,7 +62,7 @@ class Tree:
 
     @staticmethod
     def of(shape: Tree | Shape) -> Tree:
-        """A tree from any of its notations.
+        """Build a tree from any of its notations.
 
         `"4x5x5"` or `"20"` (balanced, root first); `20` (depth 1); `[3, 5, 2]` (three groups of 3,
         5 and 2 clients); `[[2, 3], [4]]` (one level more); `{"paris": 3, "rome": ["a", "b"]}`
@@ -110,7 +109,7 @@ class Tree:
 
     @staticmethod
     def family(parent: str, children: Sequence[str], weights: np.ndarray) -> Tree:
-        """One parent and some of its children, each with its weight among all of them."""
+        """Tree of one parent and some of its children, each with its weight among all of them."""
         parents = np.empty(0, dtype=np.int64), np.zeros(len(children), dtype=np.int64)
         return Tree(parents, ((parent,), tuple(children)), (np.ones(1), weights))
 
@@ -120,7 +119,7 @@ class Tree:
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """How many nodes each level has, the root's first."""
+        """Number of nodes of each level, root first."""
         return tuple(len(names) for names in self.names)
 
     @property
@@ -128,7 +127,7 @@ class Tree:
         return self.sizes[-1]
 
     def find(self, name: str) -> tuple[int, int]:
-        """The level and the number of a named node."""
+        """Level and number of the node with this name."""
         if name not in self._places:
             raise InvalidInput("node", name, "no node of the tree has this name")
         return self._places[name]
@@ -138,19 +137,19 @@ class Tree:
         return {name: (level, i) for level, names in enumerate(self.names) for i, name in enumerate(names)}
 
     def children(self, level: int) -> np.ndarray:
-        """How many children each node of this level has."""
+        """Number of children of each node of this level."""
         return np.bincount(self.parents[level + 1], minlength=self.sizes[level])
 
     def subtree(self, level: int, number: int) -> frozenset[str]:
-        """The names of a node and of all below it."""
-        names, mine = {self.names[level][number]}, np.arange(self.sizes[level]) == number
+        """Names of a node and of all nodes below it."""
+        names, inside = {self.names[level][number]}, np.arange(self.sizes[level]) == number
         for below in range(level + 1, self.depth + 1):
-            mine = mine[self.parents[below]]
-            names.update(self.names[below][each] for each in np.flatnonzero(mine))
+            inside = inside[self.parents[below]]
+            names.update(self.names[below][i] for i in np.flatnonzero(inside))
         return frozenset(names)
 
     def ancestors(self, level: int) -> np.ndarray:
-        """The number of each leaf's ancestor on the given level."""
+        """Number of each client's ancestor on the given level."""
         up = np.arange(self.leaves)
         for lower in range(self.depth, level, -1):
             up = self.parents[lower][up]
@@ -160,7 +159,7 @@ class Tree:
         """The same tree with other sibling weights.
 
         `"uniform"`; `"samples"` (by the number of samples below a node); one positive number per
-        leaf, which add up towards the root; or one such list per level, root's children first.
+        client, summed towards the root; or one such list per level, root's children first.
         """
         if isinstance(weights, str):
             if weights == "uniform":
@@ -168,19 +167,19 @@ class Tree:
             elif weights == "samples":
                 if samples is None:
                     raise InvalidInput("weights", weights, "needs the leaves' sample counts")
-                per_level = self._summed_up(np.asarray(samples, dtype=float))
+                per_level = self._subtree_sums(np.asarray(samples, dtype=float))
             else:
                 raise InvalidInput("weights", weights, 'must be "uniform", "samples" or positive numbers')
         else:
             try:
-                given = [plain(each) for each in _in_order(weights)]
-                nested = bool(given) and isinstance(given[0], Sequence) and not isinstance(given[0], str)
-                arrays = [np.asarray(_in_order(w), dtype=float) for w in (given if nested else [given])]
+                levels = [plain(value) for value in _in_order(weights)]
+                nested = bool(levels) and isinstance(levels[0], Sequence) and not isinstance(levels[0], str)
+                arrays = [np.asarray(_in_order(w), dtype=float) for w in (levels if nested else [levels])]
             except (TypeError, ValueError, OverflowError):
                 raise InvalidInput("weights", weights, 'must be "uniform", "samples" or positive numbers') from None
-            if nested and len(given) != self.depth:
-                raise InvalidInput("weights", given, f"needs one list per level, {self.depth} of them")
-            per_level = [np.ones(1), *arrays] if nested else self._summed_up(arrays[0])
+            if nested and len(levels) != self.depth:
+                raise InvalidInput("weights", levels, f"needs one list per level, {self.depth} of them")
+            per_level = [np.ones(1), *arrays] if nested else self._subtree_sums(arrays[0])
         # the leaves first: sums of what the user gave would say less
         for level, values in reversed(list(enumerate(per_level))):
             if values.shape != (self.sizes[level],):
@@ -191,7 +190,7 @@ class Tree:
                 raise InvalidInput("weights", values, "must be positive and finite, also added up")
         return replace(self, weights=_normalize(self.parents, per_level), _on_device={})
 
-    def _summed_up(self, leaf_weights: np.ndarray) -> list[np.ndarray]:
+    def _subtree_sums(self, leaf_weights: np.ndarray) -> list[np.ndarray]:
         if leaf_weights.shape != (self.leaves,):
             raise InvalidInput("weights", leaf_weights, f"needs one per leaf, {self.leaves} of them")
         levels = [leaf_weights]
@@ -200,60 +199,58 @@ class Tree:
             levels.insert(0, sums)
         return levels
 
-    # -- what a federation asks of its tree, which may be a part of one (see `distributed.subtree`)
+    # -- for a tree that is divided over several processes (see `distributed.subtree`)
 
     @property
     def whole(self) -> Tree:
-        """The tree this one is a part of; itself, unless it is."""
+        """The whole tree that this one is a part of; this tree, if it is no part."""
         return self
 
-    def here(self, level: int, values_N: np.ndarray) -> np.ndarray:
-        """The values of this part's nodes, from one value per node of the same level of the whole
-        tree."""
+    def restrict(self, level: int, values_N: np.ndarray) -> np.ndarray:
+        """Values of this part's nodes, selected from the values of all nodes of a level."""
         return values_N
 
-    def counted(self, level: int) -> np.ndarray:
-        """Which nodes this part answers for: one that lies in several parts must be counted
-        once."""
+    def owned(self, level: int) -> np.ndarray:
+        """Mask of the nodes this part owns; a node in several parts is owned by one of them."""
         return np.ones(self.sizes[level], dtype=bool)
 
-    def named(self, level: int, mask_N: np.ndarray) -> list[str]:
-        """The names of those in the mask that this part answers for."""
-        return [self.names[level][i] for i in np.flatnonzero(mask_N & self.counted(level))]
+    def owned_names(self, level: int, mask_N: np.ndarray) -> list[str]:
+        """Names of the owned nodes that are in the mask."""
+        return [self.names[level][i] for i in np.flatnonzero(mask_N & self.owned(level))]
 
-    def agreed(self, level: int, doubt: bool) -> bool:
-        """Whether anybody has a doubt, of those who have parents on edge level `level` in
-        common."""
-        return doubt
+    def any_rank(self, level: int, flag: bool) -> bool:
+        """Whether `flag` is true on any rank that shares parents on edge level `level`."""
+        return flag
 
-    def siblings(self, level: int, values_N: np.ndarray, present_N: np.ndarray, upper: bool = False) -> np.ndarray:
-        """The median of each node's siblings' values, of those present: see
-        `median_of_siblings`."""
+    def sibling_median(
+        self, level: int, values_N: np.ndarray, present_N: np.ndarray, upper: bool = False
+    ) -> np.ndarray:
+        """Median of each node's present siblings: see the function `sibling_median`."""
         return sibling_median(values_N, present_N, self.parents[level], upper)
 
     def mean(
         self, level: int, rows_NP: Tensor, present_N: Mask | None = None, share_M: np.ndarray | None = None
     ) -> Tensor:
-        """Each parent's weighted mean of its children; where a parent has nobody present, zero.
+        """Weighted mean of each parent's present children; zero for a parent without any.
 
-        Absent children may hold anything, also NaN. `share_M` is `share` of those present, where it
-        is known already.
+        Rows of absent children are ignored, also if they are NaN. `share_M` is
+        `present_weight(level, present_N)`, where it is known already.
         """
         present = np.ones(self.sizes[level], dtype=bool) if present_N is None else np.asarray(present_N)
-        if present.all() and self._complete[level]:
+        if present.all() and self._all_siblings_present[level]:
             key = level, rows_NP.device, rows_NP.dtype
             if key not in self._on_device:
                 self._on_device[key] = to_device(self.weights[level], rows_NP.device, rows_NP.dtype)
             return self._sums(level, self._on_device[key], rows_NP)
-        total_M = self.share(level, present) if share_M is None else share_M
+        total_M = self.present_weight(level, present) if share_M is None else share_M
         weights_N = self.weights[level] * present / np.where(total_M > 0, total_M, 1.0)[self.parents[level]]
         here_N1 = to_device(present, rows_NP.device)[:, None]
         rows_NP = torch.where(here_N1, rows_NP, rows_NP.new_zeros(()))
         return self._sums(level, to_device(weights_N, rows_NP.device, rows_NP.dtype), rows_NP)
 
     def _sums(self, level: int, weights_N: Tensor, rows_NP: Tensor) -> Tensor:
-        """Each parent's weighted sum of its children, who are neighbours."""
-        counts = self._families[level]
+        """Weighted sum of each parent's children, whose rows are neighbours."""
+        counts = self._family_sizes[level]
         if rows_NP.shape[1] == 0:
             return rows_NP.new_zeros(len(counts), 0)
         if len(set(counts)) == 1:
@@ -263,35 +260,34 @@ class Tree:
         return torch.stack([weights_K @ rows_KP for weights_K, rows_KP in parts])
 
     @cached_property
-    def _complete(self) -> list[bool]:
-        """Whether all siblings of each level are here, so that their weights add up to one."""
+    def _all_siblings_present(self) -> list[bool]:
+        """Whether all siblings of each level are present, so that their weights add up to 1."""
         sums = [np.ones(1), *(np.bincount(self.parents[m], self.weights[m]) for m in range(1, self.depth + 1))]
         return [bool((sum_M > ALL).all()) for sum_M in sums]
 
     @cached_property
-    def _families(self) -> list[list[int]]:
-        """How many siblings the nodes of each level have, parent by parent."""
+    def _family_sizes(self) -> list[list[int]]:
+        """Number of children of each parent, per level of the children."""
         return [[], *(self.children(level).tolist() for level in range(self.depth))]
 
     def reduce(self, level: int, rows_NP: Tensor, present_N: np.ndarray, reducer: Reducer) -> Tensor:
-        """What a reducer makes of each parent's children that are present; where there are none,
-        zero."""
+        """Apply a reducer to each parent's present children; zero for a parent without any."""
         reduced_MP = rows_NP.new_zeros(self.sizes[level - 1], rows_NP.shape[1])
         # a reducer of raw messages sees one parent's children at a time
         for parent in np.unique(self.parents[level][present_N]):
-            mine = np.flatnonzero(present_N & (self.parents[level] == parent))
-            reduced_MP[parent] = reduced(reducer, rows_NP[mine], self.weights[level][mine])
+            children = np.flatnonzero(present_N & (self.parents[level] == parent))
+            reduced_MP[parent] = reduced(reducer, rows_NP[children], self.weights[level][children])
         return reduced_MP
 
-    def spread(self, level: int, rows_MP: Tensor) -> Tensor:
-        """Each parent's row, repeated for its children on `level`."""
+    def to_children(self, level: int, rows_MP: Tensor) -> Tensor:
+        """Repeat each parent's row for its children on `level`."""
         key = level, rows_MP.device
         if key not in self._on_device:
             self._on_device[key] = to_device(self.parents[level], rows_MP.device)
         return rows_MP.index_select(0, self._on_device[key])
 
-    def share(self, level: int, present_N: Mask) -> np.ndarray:
-        """The weight of each parent's children that are present (1 when all are)."""
+    def present_weight(self, level: int, present_N: Mask) -> np.ndarray:
+        """Sum of the weights of each parent's present children (1 if all are)."""
         weights_N = self.weights[level] * np.asarray(present_N)
         return np.bincount(self.parents[level], weights=weights_N, minlength=self.sizes[level - 1])
 
@@ -302,25 +298,27 @@ class Tree:
 
 
 def _in_order(weights: Sequence | np.ndarray) -> list:
-    """A list of weights as it is; what has no order of its own, or holds texts, is refused."""
+    """Weights as a list; text, mappings and sets are refused."""
     if isinstance(weights, str | Mapping | Set):
         raise TypeError
-    given = list(weights)
-    if any(isinstance(each, str | bytes) for each in given):
+    values = list(weights)
+    if any(isinstance(value, str | bytes) for value in values):
         raise TypeError
-    return given
+    return values
 
 
 def sibling_median(
     values_N: np.ndarray, present_N: np.ndarray, parent_N: np.ndarray, upper: bool = False
 ) -> np.ndarray:
-    """For each node that is present, the median of the others' values among its siblings that are:
-    the lower one where two are in the middle, so that two of three cannot hide behind each other;
-    or the upper one, so that one of three cannot make the other two look large. Zero where there
-    are no others."""
+    """Median of the values of each present node's present siblings, without its own value.
+
+    With an even number of siblings it is the lower of the two middle values, so that two of three
+    nodes cannot hide each other; with `upper` it is the upper one, so that one small node of three
+    does not make the other two look large. Zero for a node without siblings.
+    """
     medians_N = np.zeros(len(values_N))
-    here = np.flatnonzero(present_N)
-    value, parent = values_N[here], parent_N[here]
+    present = np.flatnonzero(present_N)
+    value, parent = values_N[present], parent_N[present]
     ordered = value[np.lexsort((value, parent))]
     count = np.bincount(parent)
     end = np.cumsum(count)
@@ -328,12 +326,12 @@ def sibling_median(
     # below it
     middle = (end - count + (np.maximum(count - 2, 0) + upper) // 2)[parent]
     at, beyond = ordered[middle], ordered[np.minimum(middle + 1, len(ordered) - 1)]
-    medians_N[here] = np.where(count[parent] > 1, np.where(value <= at, beyond, at), 0.0)
+    medians_N[present] = np.where(count[parent] > 1, np.where(value <= at, beyond, at), 0.0)
     return medians_N
 
 
 def reduced(reducer: Reducer, rows_KP: Tensor, weights: np.ndarray) -> Tensor:
-    """One parent's row; the weights of those present are made to add up to one."""
+    """Apply a reducer to the children of one parent, with weights that add up to 1."""
     return reducer(rows_KP, to_device(weights / weights.sum(), rows_KP.device, rows_KP.dtype))
 
 
@@ -360,17 +358,17 @@ def _parse_balanced(text: str) -> object:
 
 
 def _check_size(shape: object) -> None:
-    """Refuse a tree that is too large before any of it is built."""
-    nodes, found = 0, [(shape, 1)]
-    while found:
-        part, level = found.pop()
+    """Refuse a notation of too large a tree before the tree is built."""
+    nodes, remaining = 0, [(shape, 1)]
+    while remaining:
+        part, level = remaining.pop()
         if isinstance(part, Mapping):
             part = list(part.values())
         if isinstance(part, Integral):
             nodes += max(int(part), 0)
         elif isinstance(part, Sequence) and not isinstance(part, str | bytes):
             nodes += len(part)
-            found += [(below, level + 1) for below in part]
+            remaining += [(below, level + 1) for below in part]
         else:
             continue
         if nodes > MOST_NODES or level > MOST_LEVELS:
@@ -378,8 +376,7 @@ def _check_size(shape: object) -> None:
 
 
 def _children(shape: object) -> list[tuple[str, object]]:
-    """The children a notation stands for, each with its name and its own notation (LEAF for a
-    leaf)."""
+    """Names and notations of the children in a notation; the notation of a client is LEAF."""
     if isinstance(shape, bool | bytes) or not isinstance(shape, Integral | Sequence | Mapping):
         raise InvalidInput("tree", shape, "must be a number, a list, or a table of named groups")
     if isinstance(shape, Integral):
@@ -398,14 +395,13 @@ def _children(shape: object) -> list[tuple[str, object]]:
 
 
 def groups_of(tree: Tree) -> list[int]:
-    """How many clients the groups of a tree of two levels have; none of other trees, and of a
-    single group."""
+    """Number of clients of each group of a two-level tree; empty for all other trees."""
     sizes = tree.children(tree.depth - 1).tolist()
     return sizes if tree.depth == 2 and len(sizes) > 1 else []
 
 
 def balanced_hint(tree: Tree) -> str:
-    """A hint at the balanced tree that may be meant by the sizes of groups, if it has groups."""
+    """Hint at the balanced tree that a list of group sizes may have been meant as."""
     sizes = groups_of(tree)
     if not sizes:
         return ""

@@ -1,4 +1,4 @@
-"""A user's own lines in a traceback: neither this package's, nor Python's, nor a library's."""
+"""User frames of a traceback: those outside this package, Python itself and libraries."""
 
 from __future__ import annotations
 
@@ -15,37 +15,38 @@ from types import CodeType
 from typing import NamedTuple
 
 MOST = 8
-"""Frames that are shown: the outermost and the innermost of them, where a function calls itself
-without end."""
+"""Most frames that are shown, the outermost and the innermost, as for an endless recursion."""
 PACKAGE = Path(__file__).resolve().parents[1]
 PLUGINS: list[str] = []
 """Folders of packages that add commands to this one."""
 INSTALLED = ("site-packages", "dist-packages")
-"""What the folders of libraries are called, whose environment they may be of."""
+"""Names of folders into which libraries are installed."""
 TYPED = ("<stdin>", "<string>", "<ipython")
-"""How code is called that is in no file since it was typed."""
+"""Beginnings of the file names of code that was typed in, and so is in no file."""
 COMPILED = (".pyx", ".pxd", ".pxi")
-"""Of files that a library's compiled code names, from a folder that is not there."""
+"""Beginnings of file names in compiled code of libraries, whose folders do not exist here."""
 
 
 class UserFrame(NamedTuple):
-    """A line of a user's own code."""
+    """One line of the user's own code."""
 
     file: str
     line: int
     function: str
     source: str
-    """Empty where it cannot be read."""
+    """Source text; empty if it cannot be read."""
 
     def shown(self) -> str:
-        """The frame as two lines, or one."""
+        """Format the frame as one line, or as two with its source text."""
         place = f"{self.file}, line {self.line}, in {self.function}"
         return f"  {place}\n    {self.source}" if self.source else f"  {place}"
 
 
 def user_frames(problem: BaseException, also: Collection[str] = ()) -> tuple[UserFrame, ...]:
-    """The user's own frames of what was raised, outermost first; where it has none, those of what
-    it was raised from. Files in `also` count as theirs."""
+    """User frames of an exception, outermost first; if it has none, those of its cause.
+
+    Files in `also` count as the user's.
+    """
     seen: set[int] = set()
     each: BaseException | None = problem
     while each is not None and id(each) not in seen:
@@ -64,7 +65,7 @@ def user_frames(problem: BaseException, also: Collection[str] = ()) -> tuple[Use
 
 
 def format_frames(frames: Sequence[UserFrame]) -> str:
-    """The frames as lines to print below a complaint."""
+    """Format frames as lines to print below an error message."""
     if len(frames) > MOST:
         half = MOST // 2
         between = f"  ... {len(frames) - 2 * half:,} frames more ..."
@@ -81,19 +82,19 @@ def add_plugin(folder: str) -> None:
 
 @functools.cache
 def is_user_file(file: str, function: str = "") -> bool:
-    """Whether a file, or what was typed, is the user's own."""
+    """Whether a file name belongs to a user's file or to code that was typed in."""
     if file.startswith("<"):
         # what a dataclass makes is a text, too
         return file.startswith(TYPED) and not function.startswith("__")
     if file.endswith(COMPILED):
         return False
     path = os.path.realpath(file)
-    return not any(path.startswith(root + os.sep) for root in _others())
+    return not any(path.startswith(root + os.sep) for root in _library_folders())
 
 
 @functools.cache
-def _others() -> frozenset[str]:
-    """The folders of this package, of Python itself and of installed libraries."""
+def _library_folders() -> frozenset[str]:
+    """Folders of this package, of Python itself and of installed libraries."""
     kinds = ("stdlib", "platstdlib", "purelib", "platlib")
     libraries = [*(sysconfig.get_path(kind) for kind in kinds), *site.getsitepackages(), site.getusersitepackages()]
     # an environment may have its libraries in another's folder, or in one that was named to pip
@@ -102,7 +103,7 @@ def _others() -> frozenset[str]:
 
 
 def _has_libraries(folder: str) -> bool:
-    """Whether a folder of the search path is one into which libraries were installed."""
+    """Whether a folder of the search path is one that libraries are installed into."""
     if os.path.basename(folder) in INSTALLED:
         return True
     try:
@@ -112,12 +113,12 @@ def _has_libraries(folder: str) -> bool:
 
 
 def is_installed(path: Path) -> bool:
-    """Whether a file is in the folder of an environment's libraries."""
+    """Whether a file is in a folder of installed libraries."""
     return not set(INSTALLED).isdisjoint(path.parts)
 
 
 def code_object(function: object) -> CodeType | None:
-    """The code that runs when something is called; None where it is not Python's."""
+    """Code object that a callable runs; None if it is not a Python function."""
     while isinstance(function, functools.partial):
         function = function.func
     function = getattr(function, "__wrapped__", function)
@@ -129,7 +130,7 @@ def code_object(function: object) -> CodeType | None:
 
 
 def definition_frame(function: Callable) -> tuple[UserFrame, ...]:
-    """Where a user's function begins, as the frame to show for what it returned."""
+    """Frame of the first line of a user's function, to show for a wrong return value."""
     code = code_object(function)
     if code is None or not is_user_file(code.co_filename, code.co_name):
         return ()

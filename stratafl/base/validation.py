@@ -15,29 +15,33 @@ Known = TypeVar("Known", bound=str)
 
 
 def plain(value: Any) -> Any:
-    """An array's or a tensor's numbers as Python's own, in lists; anything else as it is."""
+    """Convert an array or a tensor to Python numbers in lists; return anything else unchanged."""
     with suppress(Exception):  # a tensor need not have values
         return value.tolist()
     return value
 
 
 def check_choice(field: str, name: object, known: Iterable[Known]) -> Known:
-    """The name itself if it is one of those known, of their type, otherwise the complaint."""
-    for each in known:
-        if isinstance(name, str) and name == each:
-            return each
+    """Return `value` if it is a known name, as the type of these, or raise `InvalidInput`."""
+    for choice in known:
+        if isinstance(name, str) and name == choice:
+            return choice
     raise unknown_name(field, name, known)
 
 
 def name_and_params(field: str, value: object, instead: str = "") -> tuple[str, dict[str, Any]]:
-    """A name with parameters, given as the bare name or as a table that has one; `instead` is what
-    may also be given, which the caller has looked for before."""
+    """Split a bare name, or a table with a key `name`, into the name and its parameters.
+
+    instead: other accepted forms, which the caller has handled before; for the message.
+    """
     if isinstance(value, str):
         return value, {}
     if isinstance(value, Mapping) and isinstance(value.get("name"), str):
         # what is no text cannot be a parameter, and is refused under the name it is shown by
         return value["name"], {
-            key if isinstance(key, str) else format_value(key): each for key, each in value.items() if key != "name"
+            key if isinstance(key, str) else format_value(key): parameter
+            for key, parameter in value.items()
+            if key != "name"
         }
     if isinstance(value, Mapping) and "name" in value:
         raise InvalidInput(f"{field}.name", value["name"], "unknown; must be a text")
@@ -55,7 +59,7 @@ def check_number(
     at_most: float | None = None,
     kind: str = "finite",
 ) -> float:
-    """The value itself if it is a finite number within the bounds, otherwise the complaint."""
+    """Return `value` if it is a finite number within the bounds, or raise `InvalidInput`."""
     result = math.nan
     if isinstance(value, Real) and not isinstance(value, bool):
         with suppress(OverflowError):
@@ -69,8 +73,8 @@ def check_number(
     ):
         return result
     bounds = {"above": above, "at least": at_least, "below": below, "at most": at_most}
-    wanted = " and ".join(f"{word} {_written(bound)}" for word, bound in bounds.items() if bound is not None)
-    raise InvalidInput(field, value, f"must be a {kind} number {wanted}".rstrip())
+    allowed_range = " and ".join(f"{word} {_written(bound)}" for word, bound in bounds.items() if bound is not None)
+    raise InvalidInput(field, value, f"must be a {kind} number {allowed_range}".rstrip())
 
 
 def _written(bound: float) -> str:
@@ -78,7 +82,7 @@ def _written(bound: float) -> str:
 
 
 def check_integer(field: str, value: object, *, at_least: float | None = None, at_most: float | None = None) -> int:
-    """The value as an int if it is a whole number within the bounds, otherwise the complaint."""
+    """Return `value` as an int if it is an integer within the bounds, or raise `InvalidInput`."""
     result = check_number(field, value, at_least=at_least, at_most=at_most, kind="whole")
     if result != int(result):
         raise InvalidInput(field, value, "must be a whole number")
@@ -86,8 +90,10 @@ def check_integer(field: str, value: object, *, at_least: float | None = None, a
 
 
 def check_count_or_fraction(field: str, value: object, allowed: str) -> int | float:
-    """A number of children, where the value is of a type of whole numbers, Python's or NumPy's, or
-    else a share of them; the type tells one child from all of them, 1 from 1.0."""
+    """Check a number of children (an integer type) or a fraction of them (a float type).
+
+    The type tells 1, a single child, from 1.0, all children.
+    """
     is_whole = isinstance(value, Integral)
     if not isinstance(value, Real) or isinstance(value, bool) or (isinstance(value, Rational) and not is_whole):
         raise InvalidInput(field, value, allowed)
@@ -97,7 +103,7 @@ def check_count_or_fraction(field: str, value: object, allowed: str) -> int | fl
 
 
 def repeated(names: Iterable[str]) -> str | None:
-    """The first name that is there twice, if any is."""
+    """First name that occurs twice, or None."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -107,26 +113,28 @@ def repeated(names: Iterable[str]) -> str | None:
 
 
 def matching(field: str, patterns: Sequence[str], names: Collection[str], words: Collection[str] = ()) -> list[str]:
-    """The names that match any pattern; a pattern that matches none is refused. words: names of
-    another kind, which may have been meant then."""
+    """Select the names that match any of the patterns; a pattern without a match is refused.
+
+    words: accepted words that are no patterns, for the message.
+    """
     if isinstance(patterns, str) or not isinstance(patterns, Sequence):
         raise InvalidInput(field, patterns, "must be a list of names")
-    found: dict[str, None] = {}
+    selected: dict[str, None] = {}
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise InvalidInput(field, pattern, "must be a name, or a pattern of names")
-        mine = [name for name in names if name.rpartition(".")[2] == pattern or fnmatchcase(name, pattern)]
-        if not mine:
+        matches = [name for name in names if name.rpartition(".")[2] == pattern or fnmatchcase(name, pattern)]
+        if not matches:
             raise unknown_name(field, pattern, last_parts(names).union(words))
-        found |= dict.fromkeys(mine)
-    return list(found)
+        selected |= dict.fromkeys(matches)
+    return list(selected)
 
 
 def last_parts(names: Collection[str]) -> set[str]:
-    """The last part of each dotted name."""
+    """Last part of each dotted name."""
     return {name.rpartition(".")[2] for name in names}
 
 
 def is_within(name: str, wholes: Collection[str]) -> bool:
-    """Whether a name is one of these, or of something in one of these."""
+    """Whether a name is one of these, or is inside one of these."""
     return any(name == whole or name.startswith(f"{whole}.") for whole in wholes)

@@ -77,6 +77,7 @@ def show_command(
 ) -> None:
     """Split the data as a config says; print how different the nodes are, and draw it."""
     from stratafl.base import plotting
+    from stratafl.base.errors import InvalidInput
     from stratafl.base.topology import Tree
     from stratafl.config.data import split
     from stratafl.config.schema import Config
@@ -86,16 +87,17 @@ def show_command(
     plotting.check_picture(out)
     settings = Config.load(config, change or ())
     tree = Tree.of(settings.tree.shape)
-    dataset, parts = split(settings.data, tree, settings.run.seed)
-    report = heterogeneity(dataset.y_train, parts.leaves, tree.parents)
-    title = f"{dataset.name}: {', '.join(parts.methods)}"
-    written = [figures.split_figure(out, dataset.y_train, parts.leaves, tree.parents,
-                                     class_names=dataset.classes, title=title)]  # fmt: skip
-    stored = dataset.stored
+    dataset, stored = split(settings.data, tree, settings.run.seed)
+    if not dataset.classes or dataset.clients is None:
+        raise InvalidInput("data.name", settings.data.name, "has no classes to show the split of")
+    labels, leaves = dataset.samples.targets_N.numpy(), dataset.clients.numpy()
+    report = heterogeneity(labels, leaves, tree.parents)
+    title = f"{settings.data.name if stored is None else stored.name}: {', '.join(dataset.partition_notes)}"
+    written = [figures.split_figure(out, labels, leaves, tree.parents, class_names=dataset.classes, title=title)]
     if stored is not None and stored.kind == "image":
         sheet = out.with_name(f"{out.stem}_images{out.suffix}")
         written.append(
-            figures.contact_sheet(sheet, stored.x_train, parts.leaves, tree.parents, angles=parts.angles, title=title)
+            figures.contact_sheet(sheet, stored.x_train, leaves, tree.parents, angles=dataset.angles, title=title)
         )
     if as_json:
         print(json.dumps({**dataclasses.asdict(report), "pictures": [str(path) for path in written]}))

@@ -116,5 +116,5 @@ def main() -> None:
         print(escape_control(f"error: {where}: {problem.strerror or first_line_of(problem)}"), file=sys.stderr)
         sys.exit(2)
     except Interrupted as stopped:
-        print(escape_control(stopped.note), file=sys.stderr)
+        print(escape_control(stopped.message), file=sys.stderr)
         sys.exit(stopped.exit_code)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,15 @@ import numpy as np
 
 from stratafl.base.errors import InvalidInput, convert_errors, unknown_name
 from stratafl.base.rng import Stream, derive_seed, seeded_rng
+from stratafl.base.topology import Tree
 from stratafl.base.user_code import load_attribute
 from stratafl.config.paths import HUB
 from stratafl.config.schema import DataConfig
 from stratafl.data import user_files
-from stratafl.data.dataset import Columns
-from stratafl.data.user_files import Found
+from stratafl.data.catalog.storage import StoredDataset
+from stratafl.data.dataset import FederatedData
+from stratafl.data.loading import DataColumns, load_data
+from stratafl.data.partition.partition import Partition, check_partition
 
 RETURNED = ("train", "test", "partition", "owner", "classes")
 """What a function may return in a table."""
@@ -35,14 +39,14 @@ def is_function(name: str) -> bool:
     return ":" in name and not name.startswith(HUB)
 
 
-def find(config: DataConfig, clients: int, seed: int) -> Found:
-    """What there is under a config's name, read as its kind is."""
-    name, columns = config.name, Columns.of("data.columns", config.columns)
+def load_user_data(config: DataConfig, tree: Tree, seed: int) -> FederatedData | StoredDataset:
+    """Load the file, folder or function that a config names; images come as a `StoredDataset`."""
+    name, columns = config.name, DataColumns.of("data.columns", config.columns)
     if is_function(name):
         refuse(config, "is not for a function", "test")
-        return _called(name, config.arguments, clients, seed)
+        return _call(config, tree, seed)
     if name.startswith(HUB):
-        return user_files.read_hub(name.removeprefix(HUB), config.test, columns, config.arguments)
+        return user_files.read_hub(name.removeprefix(HUB), config.test, columns, config.arguments, config.lazy, seed)
     refuse(config, "is not for a file or folder", "arguments", "lazy")
     path = Path(name)
     # os.path, since to pathlib some texts are errors and not files that are absent
@@ -67,32 +71,46 @@ def refuse(config: DataConfig, told: str, *keys: str) -> None:
             raise InvalidInput(f"data.{key}", getattr(config, key), told)
 
 
-def _called(name: str, given: Mapping[str, Any], clients: int, seed: int) -> Found:
-    """What the user's function returns, called with all generators set from the run's seed."""
-    load = load_attribute("data.name", name)
-    if not (inspect.isfunction(inspect.unwrap(load)) or inspect.ismethod(load)):
+def _call(config: DataConfig, tree: Tree, seed: int) -> FederatedData:
+    """Load what the user's function returns, called with all generators set from the run's seed."""
+    name, arguments = config.name, config.arguments
+    function = load_attribute("data.name", name)
+    if not (inspect.isfunction(inspect.unwrap(function)) or inspect.ismethod(function)):
         raise InvalidInput("data.name", name, "must be a Python function")
-    accepted = inspect.signature(load).parameters
-    task = {key: value for key, value in {"clients": clients, "seed": seed}.items() if key in accepted}
-    if not any(each.kind is each.VAR_KEYWORD for each in accepted.values()):
-        for key in given:
+    accepted = inspect.signature(function).parameters
+    task = {key: value for key, value in {"clients": tree.leaves, "seed": seed}.items() if key in accepted}
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values()):
+        for key in arguments:
             if key not in accepted:
                 raise unknown_name("data.arguments key", key, accepted)
     with convert_errors("data.name", name), seeded_rng(derive_seed(seed, Stream.READ, 1)):
-        found = load(**{**task, **given})
-    if isinstance(found, Mapping):
+        returned = function(**{**task, **arguments})
+    table = _returned_table(name, returned)
+    data = load_data(table["train"], table.get("test"), columns=config.columns or None, lazy=config.lazy, seed=seed)
+    data = replace(data, classes=tuple(map(str, table.get("classes", ()))), owners=table.get("owner", data.owners))
+    partition = table.get("partition", data.clients)
+    if partition is None:
+        return data
+    numbers = partition.leaves if isinstance(partition, Partition) else partition
+    notes = partition.methods if isinstance(partition, Partition) else ("as it was given",) * tree.depth
+    return replace(data, clients=check_partition(numbers, tree, len(data.samples.targets_N)), partition_notes=notes)
+
+
+def _returned_table(name: str, returned: object) -> dict[str, Any]:
+    """The parts that a user's function returned, by their names."""
+    if isinstance(returned, Mapping):
         # of a table of splits, as Hugging Face's, others than these are left alone
-        keys = {key for key, value in found.items() if not hasattr(value, "column_names")}
+        keys = {key for key, value in returned.items() if not hasattr(value, "column_names")}
         for key in keys - set(RETURNED):
             raise unknown_name("data.name returned", key, RETURNED)
-        if found.get("train") is None:
+        if returned.get("train") is None:
             raise InvalidInput("data.name", name, "must return something to train on")
-        named = {key: found[key] for key in RETURNED if found.get(key) is not None}
-        classes = named.get("classes", ())
+        table = {key: returned[key] for key in RETURNED if returned.get(key) is not None}
+        classes = table.get("classes", ())
         if not isinstance(classes, Sequence | np.ndarray) or isinstance(classes, str):
             raise InvalidInput("data.name returned classes", classes, "must be a list of their names")
-        return Found(**{**named, "classes": tuple(map(str, classes))})
-    if not isinstance(found, tuple) or len(found) != 2:
+        return table
+    if not isinstance(returned, tuple) or len(returned) != 2:
         allowed = f"must return (train, test), or a table with some of {', '.join(RETURNED)}"
-        raise InvalidInput("data.name", name, f"{allowed}; not {type(found).__name__}")
-    return Found(train=found[0], test=found[1])
+        raise InvalidInput("data.name", name, f"{allowed}; not {type(returned).__name__}")
+    return {"train": returned[0], "test": returned[1]}

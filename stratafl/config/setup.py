@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +23,7 @@ from stratafl.base.errors import InvalidInput
 from stratafl.base.topology import Tree
 from stratafl.base.user_code import attribute_errors, load_module
 from stratafl.base.validation import check_integer
-from stratafl.config.data import LabelCounts, PreparedData, augment_of, prepared
+from stratafl.config.data import LabelCounts, augment_of, prepared
 from stratafl.config.network import network
 from stratafl.config.schema import Config
 from stratafl.core import flat_module
@@ -31,7 +32,7 @@ from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import parse_loss
 from stratafl.core.schedule import Schedule
 from stratafl.data import batches
-from stratafl.data.dataset import BatchKey, InMemorySamples
+from stratafl.data.dataset import BatchKey, ClientIndex, FederatedData, InMemorySamples
 from stratafl.data.inputs import Pair, Shape, shape_of
 from stratafl.distributed.communicator import Communicator
 from stratafl.engine.loop import LoopEngine
@@ -61,7 +62,7 @@ class Study:
     """A run ready to iterate, its data, and what its clients hold of them."""
 
     simulation: Simulation
-    data: PreparedData
+    data: FederatedData
     counts: LabelCounts
 
 
@@ -84,18 +85,15 @@ def study(config: Config, ranks: Communicator | None = None) -> Study:
     return Study(simulation, data, LabelCounts.of(data))
 
 
-def _problem(config: Config, tree: Tree, data: PreparedData) -> Problem:
+def _problem(config: Config, tree: Tree, data: FederatedData) -> Problem:
     return Problem(
         model=network(config.model, data.shape, data.outputs),
-        data=data.train,
-        partition=data.partition.leaves,
+        data=data,
+        partition=None,
         tree=tree,
         weights=config.tree.weights,
-        test=data.test,
         loss=config.objective.loss,
-        augment=data.augment,
         initial=config.run.initial,
-        test_partition=data.own_test,
         keep_at_home=config.model.get("keep_at_home"),
     )
 
@@ -146,7 +144,8 @@ def part_of(config: Config, leaf: int) -> tuple[Pair, int]:
     gives."""
     seed = check_integer("run.seed", config.run.seed)
     data = prepared(config.data, Tree.of(config.tree.shape), seed)
-    return data.train.supply.batch(torch.as_tensor(data.partition.leaves[leaf]), BatchKey(seed, leaf, 0)), data.outputs
+    assert data.clients is not None
+    return data.samples.batch(data.clients[leaf], BatchKey(seed, leaf, 0)), data.outputs
 
 
 @attribute_errors()
@@ -162,12 +161,12 @@ def leaf_trainer(config: Config, leaf: int, data: Pair, outputs: int) -> ClientT
     subject = _subject(config, start)
     check_forward("data", subject, supply.inputs_N, supply.targets_N, config.objective.loss is None)
     batch, sampling = batches.check_batching(config.leaf.batch or None, config.leaf.sampling)
-    nobody, chain = torch.empty(0, dtype=torch.int64), config.leaf.chain(config.run.rounds)
+    samples, chain = len(supply.targets_N), config.leaf.chain(config.run.rounds)
     training = ClientTraining(
         flat=start.flat,
         loss=subject.loss,
         supply=supply,
-        partition=[nobody] * leaf + [torch.arange(len(supply.targets_N))],
+        clients=ClientIndex(torch.arange(samples), np.array([0] * (leaf + 1) + [samples])),
         leaf=chain,
         batch=batch,
         sampling=sampling,
@@ -253,8 +252,8 @@ def root_of(config: Config) -> RootSetup:
     counts = LabelCounts.of(data)
     start = initial_model(config, data.shape, data.outputs)
     if config.tree.weights is not None:
-        tree = tree.weighted(config.tree.weights, [len(part) for part in data.partition.leaves])
-    test = None if data.test is None else held(data.test, CPU, start.flat.dtype)
+        tree = tree.weighted(config.tree.weights, data.client_sizes)
+    test = None if data.test is None else held(data.test.samples, CPU, start.flat.dtype)
     evaluation = checked_evaluation(_evaluation(config), tree.depth)
     subject = _subject(config, start)
     if test is not None:
@@ -267,17 +266,17 @@ def root_of(config: Config) -> RootSetup:
 
 
 def _workload(
-    config: Config, tree: Tree, data: PreparedData, subject: ModelUnderTest, home: LocalParameters
+    config: Config, tree: Tree, data: FederatedData, subject: ModelUnderTest, home: LocalParameters
 ) -> RecordedWorkload:
     """The workload of leaves that have their parts of the config's data."""
     return measured(
         subject,
-        data.train.supply.to(CPU, subject.flat.dtype).first(1),
+        data.samples.to(CPU, subject.flat.dtype).head(1),
         home.first(subject.x_P, subject.b_B)[:2],
         rules_for(rules_of(config), tree.depth),
         config.leaf.chain(config.run.rounds),
         schedule_of(config, tree.depth),
-        [len(part) for part in data.partition.leaves],
+        data.client_sizes,
         config.leaf.batch or None,
     )
 

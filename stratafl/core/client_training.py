@@ -24,7 +24,7 @@ from stratafl.core.losses import Loss, unwrap_loss
 from stratafl.core.rows import IndexedRows
 from stratafl.core.rule import Edge, Proximal, Rows
 from stratafl.data.batches import Sampling, steps_per_epoch
-from stratafl.data.dataset import BatchKey, SampleSource
+from stratafl.data.dataset import BatchKey, ClientIndex, SampleSource
 from stratafl.data.inputs import Pair
 
 Augment = Callable[[Any, int, int | Tensor, int | Tensor], Any]
@@ -40,8 +40,8 @@ class ClientTraining:
     flat: FlatModule
     loss: Loss
     supply: SampleSource
-    """The samples, which a leaf's part has the numbers of."""
-    partition: Sequence[Tensor]
+    """The samples that `clients` has the numbers of."""
+    clients: ClientIndex
     leaf: Leaf
     """The chain to begin with; an engine's own may be changed between rounds."""
     batch: int | None
@@ -60,7 +60,7 @@ class ClientTraining:
     def steps(self, leaf: Leaf, client: int, count: int) -> int:
         """A client's own steps, of so many that a schedule counts: these are passes over its data
         where the chain says so."""
-        return count if leaf.epochs is None else count * steps_per_epoch(len(self.partition[client]), self.batch)
+        return count if leaf.epochs is None else count * steps_per_epoch(len(self.clients[client]), self.batch)
 
     def owners(self) -> dict[CodeType, str]:
         """Whose each function is that a user may have written."""

@@ -1,1 +1,1 @@
-"""Data sets, ways to split them over a tree, and the batches a client draws."""
+"""Data sets, their partition over a tree, and batches of clients."""

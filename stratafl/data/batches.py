@@ -1,4 +1,4 @@
-"""Which samples are in a client's batch of a step."""
+"""Sample indices of a client's batches."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def batch_indices(
     batch: int | None,
     sampling: Sampling = "epochs",
 ) -> list[Tensor]:
-    """Positions in the client's own list of samples for `steps` steps from step `first` on.
+    """Positions in a client's list of samples for `steps` steps, from step `first` on.
 
-    `"epochs"`: each pass over the data is a fresh shuffle without replacement, its last batch
-    holding what is left. `"replacement"`: each sample drawn on its own. A client with fewer samples
-    than a batch uses all it has, and `batch = None` means full batches in the given order.
+    `"epochs"`: each epoch is a new shuffle without replacement; its last batch has the remaining
+    samples. `"replacement"`: each sample is drawn independently. A client with fewer samples than a
+    batch uses all it has; `batch = None` means full batches in the stored order.
     """
     if batch is None:
         return [torch.arange(size)] * steps
@@ -52,12 +52,12 @@ def batch_indices(
 
 
 def steps_per_epoch(size: int, batch: int | None) -> int:
-    """How many steps one pass over so many samples takes."""
+    """Number of steps of one epoch over `size` samples."""
     return 1 if batch is None else -(-size // min(batch, size))
 
 
 def batch_lengths(size_C: np.ndarray, step_CH: np.ndarray, batch: int | None, sampling: Sampling) -> np.ndarray:
-    """How long the batches of these clients are in these steps, (C, H)."""
+    """Lengths of the batches of these clients and steps, (C, H)."""
     full_C1 = (size_C if batch is None else np.minimum(size_C, batch))[:, None]
     if batch is None or sampling == "replacement":
         return np.repeat(full_C1, step_CH.shape[1], axis=1)
@@ -66,15 +66,14 @@ def batch_lengths(size_C: np.ndarray, step_CH: np.ndarray, batch: int | None, sa
 
 
 class PaddedBatches(NamedTuple):
-    """The batches of many clients and steps, padded to the longest."""
+    """Batches of many clients and steps, padded to the longest."""
 
     position_CHB: Tensor
-    """Places in each client's own list of samples; a padded place repeats the first of its
-    batch."""
+    """Positions in each client's list of samples; a padded one repeats the first of its batch."""
     mask_CHB: Tensor
-    """Which places are not padding."""
+    """Positions that are not padding."""
     length_CH: np.ndarray
-    """The batches' own lengths, kept on the host so that nobody has to ask the device for them."""
+    """Lengths of the batches, kept on the host to avoid synchronising with the device."""
 
 
 def padded_batches(
@@ -88,10 +87,10 @@ def padded_batches(
     device: str | torch.device = "cpu",
     places: int | None = None,
 ) -> PaddedBatches:
-    """What `batches` gives each of these clients, in tensors on the device and without a loop.
+    """`batch_indices` of several clients as tensors on the device, computed without a loop.
 
-    `first` is one step for all, or each client's own; `places` is the length to pad to, that of the
-    longest batch unless given.
+    `first` is one step for all clients, or one per client; `places` is the length to pad to, by
+    default that of the longest batch.
     """
     size_C = np.asarray(sizes, dtype=np.int64)
     full_C = size_C if batch is None else np.minimum(size_C, batch)
@@ -150,6 +149,6 @@ MOST_BATCH = 1 << 31
 
 
 def check_batching(batch: int | None, sampling: str) -> tuple[int | None, Sampling]:
-    """How many samples a step takes, None for all, and how they are drawn."""
+    """Check the number of samples per step (None for all of them) and how they are drawn."""
     drawn: Sampling = check_choice("sampling", sampling, get_args(Sampling))
     return None if batch is None else check_integer("batch", batch, at_least=1, at_most=MOST_BATCH), drawn

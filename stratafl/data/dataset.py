@@ -1,63 +1,52 @@
-"""User data of any form as a source of samples."""
+"""Samples of a run: their source, the samples of each client, and test data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
-from pathlib import Path
-from types import MappingProxyType
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from stratafl.base.errors import InvalidInput, convert_errors, unknown_name
-from stratafl.base.rng import CPU, Stream, derive_seed, rng_states, seeded_rng
-from stratafl.data.inputs import (
-    Inputs,
-    NamedInputs,
-    Pair,
-    as_type,
-    combine,
-    is_array,
-    parse_inputs,
-    targets,
-    tensors_of,
-)
+from stratafl.base.errors import InvalidInput
+from stratafl.base.rng import CPU, Stream, derive_seed, seeded_rng
+from stratafl.data.inputs import Inputs, Pair, Shape, as_type, combine, shape_of
 
 
 class Classes(NamedTuple):
-    """The labels that a loss of classes takes."""
+    """Labels that a classification loss accepts."""
 
     size: int
-    """They are numbered from 0 on."""
+    """Number of classes; labels go from 0 to `size - 1`."""
     ignored: int
-    """The label that the loss passes over."""
+    """Label that the loss ignores."""
 
     def outside(self, labels: Tensor) -> Tensor:
-        """Which labels are neither a class nor the one that is passed over."""
+        """Mask of the labels that are neither a class nor ignored."""
         wide = labels.long()  # in a narrow type the one that is passed over may be another's number
         return ((wide < 0) | (wide >= self.size)) & (wide != self.ignored)
 
     def check(self, field: str, labels: Tensor) -> None:
-        """Refuse labels that the loss cannot take: on a CPU it would stop in some round, and on a
-        GPU it may not even do that."""
+        """Refuse labels that the loss does not accept.
+
+        On a CPU the loss would raise in some later round, and on a GPU it may not raise at all.
+        """
         if not bool(self.outside(labels).any()):
             return
         counted = labels[labels.long() != self.ignored]
         low, high = int(counted.min()), int(counted.max())
         if low < 0:
-            told = f"of {field} begin at {low}: classes are counted from 0, and {self.ignored} is a label to ignore"
-            raise InvalidInput("labels", f"{low} to {high}", told)
-        told = f"{field} labels go from {low} to {high}, so {high + 1} classes are needed"
-        raise InvalidInput("model output", f"{self.size} classes", told)
+            allowed = f"of {field} begin at {low}: classes are counted from 0, and {self.ignored} is a label to ignore"
+            raise InvalidInput("labels", f"{low} to {high}", allowed)
+        allowed = f"{field} labels go from {low} to {high}, so {high + 1} classes are needed"
+        raise InvalidInput("model output", f"{self.size} classes", allowed)
 
 
 class BatchKey(NamedTuple):
-    """Whose batch it is, and of which step."""
+    """Identity of a batch: seed of the run, client and step."""
 
     seed: int
     client: int
@@ -65,48 +54,50 @@ class BatchKey(NamedTuple):
 
 
 class SampleSource(Protocol):
-    """The samples of a run, by their numbers."""
+    """Samples of a run, addressed by their numbers."""
 
     @property
     def targets_N(self) -> Tensor:
-        """Every sample's, as they were read once."""
+        """Targets of all samples."""
         ...
 
     @property
-    def resident(self) -> bool:
-        """Whether a batch is an index into the device's memory, as a CUDA graph needs it."""
+    def is_on_device(self) -> bool:
+        """Whether a batch is an index into device memory, as a CUDA graph requires."""
         ...
 
     @property
     def device(self) -> torch.device: ...
 
     def to(self, device: torch.device, dtype: torch.dtype) -> SampleSource:
-        """The samples on a device, real numbers in this type."""
+        """Copy the samples to a device, floating-point values with this dtype."""
         ...
 
     def batch(self, index_B: Tensor, key: BatchKey) -> Pair:
-        """One client's samples of one step."""
+        """Samples of one client's batch."""
         ...
 
-    def stack(
+    def client_batches(
         self, index_CB: Tensor, length_C: np.ndarray, seed: int, client_C: Tensor, step: int | Tensor
     ) -> tuple[Inputs, Tensor]:
-        """Several clients', with their axis in front; what is beyond a client's length is
-        padding."""
+        """Batches of several clients, stacked along a first axis.
+
+        Positions beyond a client's `length_C` are padding.
+        """
         ...
 
-    def first(self, count: int) -> Inputs:
-        """Inputs to try a model on, from sample 0 on: so many at least, if there are."""
+    def head(self, count: int) -> Inputs:
+        """Inputs to try a model on: at least the first `count` samples, if there are as many."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class InMemorySamples:
-    """Samples that are held in memory: a batch is an index."""
+    """Samples in memory: a batch is an index into tensors."""
 
     inputs_N: Inputs
     targets_N: Tensor
-    resident = True
+    is_on_device = True
 
     @property
     def device(self) -> torch.device:
@@ -118,27 +109,27 @@ class InMemorySamples:
     def batch(self, index_B: Tensor, key: BatchKey) -> Pair:
         return self.inputs_N[index_B], self.targets_N[index_B]
 
-    def stack(
+    def client_batches(
         self, index_CB: Tensor, length_C: np.ndarray, seed: int, client_C: Tensor, step: int | Tensor
     ) -> tuple[Inputs, Tensor]:
         return self.inputs_N[index_CB], self.targets_N[index_CB]
 
-    def first(self, count: int) -> Inputs:
+    def head(self, count: int) -> Inputs:
         return self.inputs_N
 
 
 @dataclass(frozen=True, eq=False)
 class LazySamples:
-    """Read anew for every batch."""
+    """Samples that are read anew for every batch."""
 
     read: Callable[[Sequence[int]], Pair]
-    """The samples of these numbers, one after another."""
+    """Reads the samples of these numbers."""
     targets_N: Tensor
     place: torch.device = CPU
     dtype: torch.dtype | None = None
     classes: Classes | None = None
-    """What labels must be, whenever they are read."""
-    resident = False
+    """Labels that the loss accepts, checked in every batch."""
+    is_on_device = False
 
     @property
     def device(self) -> torch.device:
@@ -155,7 +146,7 @@ class LazySamples:
             return inputs, targets
         return as_type(inputs, self.dtype, self.place), as_type(targets, self.dtype, self.place)
 
-    def stack(
+    def client_batches(
         self, index_CB: Tensor, length_C: np.ndarray, seed: int, client_C: Tensor, step: int | Tensor
     ) -> tuple[Inputs, Tensor]:
         longest, step = index_CB.shape[1], int(step)
@@ -170,323 +161,119 @@ class LazySamples:
         return combine(torch.stack, [each for each, _ in pairs]), torch.stack([each for _, each in pairs])
 
     def _check(self, index_B: Tensor, targets_B: Tensor) -> None:
-        """Refuse a label that is no class: a sample may have another one than when all were
-        read."""
+        """Refuse a label that is no class; a sample may be read with another label than before."""
         if self.classes is None or targets_B.is_floating_point() or targets_B.is_complex():
             return
         outside = self.classes.outside(targets_B)
         if bool(outside.any()):
             place, *_ = outside.nonzero()[0].tolist()
             label = int(targets_B[place][outside[place]].flatten()[0])
-            told = f"must be a class, 0 to {self.classes.size - 1}, or {self.classes.ignored}, to be ignored"
-            raise InvalidInput(f"data[{int(index_B[place])}] label", label, told)
+            allowed = f"must be a class, 0 to {self.classes.size - 1}, or {self.classes.ignored}, to be ignored"
+            raise InvalidInput(f"data[{int(index_B[place])}] label", label, allowed)
 
-    def first(self, count: int) -> Inputs:
+    def head(self, count: int) -> Inputs:
         return self.batch(torch.arange(min(count, len(self.targets_N))), BatchKey(0, 0, 0))[0]
 
 
-TARGETS = ("labels", "label")
-"""What the targets' column is called unless it is named."""
+class ClientIndex:
+    """Sample numbers of all clients in one tensor.
 
-WANTED = "must be (inputs, targets) or a map-style data set of such pairs"
+    Client i has `order[offsets[i] : offsets[i + 1]]`.
+    """
 
-
-class Columns(NamedTuple):
-    """Which parts of a table, or of an item that is one, are what."""
-
-    inputs: str | tuple[str, ...] | None = None
-    """One by itself, or several that the model gets by name: all others unless given."""
-    targets: str | None = None
-    owner: str | None = None
-    """Whose sample it is, for a natural partition."""
+    def __init__(self, order: Tensor, offsets: np.ndarray):
+        self.order, self.offsets = order, offsets
 
     @staticmethod
-    def of(field: str, given: object) -> Columns:
-        """Read the columns from a table of them, or from None."""
-        if given is None or isinstance(given, Columns):
-            return given or Columns()
-        if not isinstance(given, Mapping):
-            raise InvalidInput(field, given, "must be a table: inputs, targets, owner")
-        for key in given:
-            if key not in Columns._fields:
-                raise unknown_name(f"{field} key", key, Columns._fields)
-        named = dict(given)
-        inputs = named.get("inputs")
-        if isinstance(inputs, list | tuple) and inputs and all(isinstance(each, str) for each in inputs):
-            named["inputs"] = tuple(inputs)
-        elif inputs is not None and not isinstance(inputs, str):
-            raise InvalidInput(f"{field}.inputs", inputs, "must be a column's name, or a list of them")
-        for key in ("targets", "owner"):
-            if named.get(key) is not None and not isinstance(named[key], str):
-                raise InvalidInput(f"{field}.{key}", named[key], "must be a column's name")
-        return Columns(**named)
-
-    def target(self, field: str, known: Sequence[str]) -> str:
-        """The targets' column, of those there are."""
-        found = next((name for name in TARGETS if name in known), None) if self.targets is None else self.targets
-        if found is None:
-            raise InvalidInput(
-                f"{field} columns", list(known), 'say which are the targets: columns = {targets = "..."}'
-            )
-        return _known(field, found, known)
-
-    def chosen(self, field: str, known: Sequence[str]) -> str | tuple[str, ...]:
-        """The inputs' columns, of those there are."""
-        if isinstance(self.inputs, str):
-            return _known(field, self.inputs, known)
-        if self.inputs is not None:
-            return tuple(_known(field, name, known) for name in self.inputs)
-        others = {self.target(field, known), self.owner}
-        return tuple(name for name in known if name not in others)
-
-
-def _known(field: str, name: str, known: Sequence[str]) -> str:
-    if name not in known:
-        raise unknown_name(f"{field} column", name, known)
-    return name
-
-
-class Sample(NamedTuple):
-    """One item of a user's data set, taken apart."""
-
-    inputs: Inputs
-    target: Tensor
-    owner: Any = None
-
-
-class Given(NamedTuple):
-    """Data as a run takes it."""
-
-    supply: InMemorySamples | LazySamples
-    parts: list[np.ndarray] | None = None
-    """Each client's sample numbers, where data was given client by client."""
-    owner: list[Any] | None = None
-    """Whose each sample is, where a column says so."""
-    notes: tuple[str, ...] = ()
-    class_names: Mapping[int, str] = MappingProxyType({})
-    """What the class numbers stand for, where the data sets say so."""
-
-
-def is_map_style(data: object) -> bool:
-    """Whether data is read item by item."""
-    return _is_set(data) and hasattr(data, "__len__") and not isinstance(data, IterableDataset)
-
-
-def _is_set(data: object) -> bool:
-    return isinstance(data, Dataset) or hasattr(data, "column_names")
-
-
-def is_per_client(data: object) -> bool:
-    """Whether these are the data sets of several clients."""
-    if not isinstance(data, list | tuple) or not data:
-        return False
-    return all(is_map_style(each) or _is_pair(each) for each in data)
-
-
-def _is_pair(data: object) -> bool:
-    if not isinstance(data, list | tuple) or len(data) != 2:
-        return False
-    return isinstance(data[0], Mapping) or is_array(data[0])
-
-
-def _is_list_of_pairs(data: object) -> bool:
-    return isinstance(data, list) and all(isinstance(each, tuple) and _is_pair(each) for each in data)
-
-
-def load_dataset(field: str, data: object, *, columns: object = None, lazy: bool = False, seed: int = 0) -> Given:
-    """One data set, unless it is made already. lazy: read its items anew for every batch."""
-    if isinstance(data, Given):
-        return data
-    if is_map_style(data):
-        items = _ItemReader(field, data, Columns.of(f"{field} columns" if field == "test" else "columns", columns))
-        return _read(field, [items], lazy, seed)
-    if lazy:
-        raise InvalidInput("lazy", lazy, f"is for a data set that is read item by item, not for {type(data).__name__}")
-    return Given(InMemorySamples(*_pair(field, data)))
-
-
-def load_per_client(field: str, several: object, *, columns: object = None, lazy: bool = False, seed: int = 0) -> Given:
-    """One data set for each client, as one of all and the samples of each."""
-    if not isinstance(several, Sequence) or isinstance(several, str | bytes) or not several:
-        raise InvalidInput(field, type(several).__name__, "must be a list, one data set per client")
-    named = [f"{field}[{number}]" for number in range(len(several))]
-    if all(is_map_style(each) for each in several):
-        chosen = Columns.of("columns", columns)
-        items = [_ItemReader(name, each, chosen) for name, each in zip(named, several, strict=True)]
-        made = _read(field, items, lazy, seed)
-        sizes = [len(each) for each in items]
-    else:
-        found = [
-            load_dataset(name, each, columns=columns, lazy=lazy, seed=seed)
-            for name, each in zip(named, several, strict=True)
-        ]
-        held = [each.supply for each in found if isinstance(each.supply, InMemorySamples)]
-        joined = _joined(field, "clients", [(each.inputs_N, each.targets_N) for each in held], torch.cat)
-        names = one_numbering((name, each.class_names) for name, each in zip(named, found, strict=True))
-        made = Given(joined, notes=tuple(note for each in found for note in each.notes), class_names=names)
-        sizes = [len(each.targets_N) for each in held]
-    ends = [0, *accumulate(sizes)]
-    return made._replace(parts=[np.arange(first, last) for first, last in pairwise(ends)])
-
-
-def _pair(field: str, data: Any) -> Pair:
-    is_pair = isinstance(data, Sequence) and not isinstance(data, str | bytes) and len(data) == 2
-    if not is_pair or any(_way(each) or is_map_style(each) for each in data) or _is_list_of_pairs(data):
-        raise _unusable(field, data)
-    inputs, targets_N = parse_inputs(field, data[0]), targets(field, data[1])
-    parts = [*tensors_of(inputs).values(), targets_N]
-    if any(each.ndim == 0 or len(each) != len(targets_N) or len(each) == 0 for each in parts[::-1]):
-        shapes = tuple(tuple(each.shape) for each in parts)
-        raise InvalidInput(f"{field} shapes", shapes, "needs as many targets as inputs, at least one")
-    return inputs, targets_N
-
-
-def _unusable(field: str, data: object) -> InvalidInput:
-    """The complaint about what is no data set: of a list, about the first entry that is none."""
-    is_list = isinstance(data, list)
-    for place, each in enumerate(data if isinstance(data, list | tuple) else ()):
-        if _way(each) or (is_list and not (is_map_style(each) or _is_pair(each))):
-            return InvalidInput(f"{field}[{place}]", type(each).__name__, _way(each) or WANTED)
-    if is_list and data:
-        return InvalidInput(field, type(data).__name__, "a list has a data set per client, and needs partition=None")
-    return InvalidInput(field, type(data).__name__, _way(data) or WANTED)
-
-
-def _way(data: object) -> str:
-    """A way to the data set that is in something; empty where none is known."""
-    if isinstance(data, DataLoader):
-        return "give loader.dataset: a run draws its own batches"
-    if isinstance(data, str | Path):
-        return "is no data: load it first, or name it in a config, [data] name"
-    if _is_set(data) and not is_map_style(data):
-        return "is read in its own order alone: give a map-style data set, whose samples have numbers"
-    return ""
-
-
-class _ItemReader:
-    """A map-style data set, read item by item."""
-
-    def __init__(self, field: str, data: Any, columns: Columns):
-        self.field, self.data, self.columns = field, data, columns
-        self.kind = type(data).__name__
-        if len(self) == 0:
-            raise InvalidInput(field, self.kind, WANTED)
-
-    def __len__(self) -> int:
-        return len(self.data)
+    def from_lists(numbers: Sequence[np.ndarray | Tensor]) -> ClientIndex:
+        """Index of one list of sample numbers per client; a list may be empty."""
+        offsets = np.cumsum([0, *map(len, numbers)])
+        return ClientIndex(torch.cat([torch.empty(0, dtype=torch.int64), *map(torch.as_tensor, numbers)]), offsets)
 
     @property
-    def class_names(self) -> dict[int, str]:
-        """What class numbers stand for, as Hugging Face's data sets and folders of images tell;
-        nothing where a transform may give others."""
-        data = self.data
-        if hasattr(data, "column_names"):
-            features, format = getattr(data, "features", None) or {}, getattr(data, "format", None) or {}
-            if not features or format.get("type") == "custom":
-                return {}
-            names = getattr(features[self.columns.target(self.field, list(features))], "names", None)
-            return dict(enumerate(map(str, names or ())))
-        numbers = getattr(data, "class_to_idx", None)
-        if not isinstance(numbers, Mapping) or getattr(data, "target_transform", None) is not None:
-            return {}
-        return {number: str(name) for name, number in numbers.items()}
+    def sizes(self) -> np.ndarray:
+        """Number of samples of each client."""
+        return np.diff(self.offsets)
 
-    def sample(self, number: int) -> Sample:
-        with convert_errors(self.field, self.kind, "cannot be read"):
-            item = self.data[number]
-        field, columns = self.field, self.columns
-        if isinstance(item, Mapping):
-            known = list(item)
-            chosen = columns.chosen(field, known)
-            inputs = item[chosen] if isinstance(chosen, str) else {name: item[name] for name in chosen}
-            owner = None if columns.owner is None else item[_known(field, columns.owner, known)]
-            return Sample(parse_inputs(field, inputs), targets(field, item[columns.target(field, known)]), owner)
-        if not isinstance(item, Sequence) or len(item) != 2:
-            raise InvalidInput(field, self.kind, WANTED)
-        return Sample(parse_inputs(field, item[0]), targets(field, item[1]))
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
 
+    def __getitem__(self, client: int) -> Tensor:
+        if not 0 <= client < len(self):
+            raise IndexError(client)
+        return self.of_range(client, client + 1)
 
-def _read(field: str, sets: Sequence[_ItemReader], lazy: bool, seed: int) -> Given:
-    """Everything once; of what is lazy, only the targets are kept."""
-    where = [(items, number) for items in sets for number in range(len(items))]
-    kind = sets[0].kind
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[client] for client in range(len(self)))
 
-    def sample(number: int) -> Sample:
-        items, own = where[number]
-        return items.sample(own)
+    def of_range(self, first: int, end: int) -> Tensor:
+        """Sample numbers of neighbouring clients, such as those of one group."""
+        return self.order[self.offsets[first] : self.offsets[end]]
 
-    def read(numbers: Sequence[int]) -> Pair:
-        samples = [sample(number) for number in numbers]
-        held = _joined(field, kind, [(each.inputs, each.target) for each in samples], torch.stack)
-        return held.inputs_N, held.targets_N
+    def part(self, first: int, end: int) -> ClientIndex:
+        """Index of some neighbouring clients alone."""
+        return ClientIndex(self.of_range(first, end), self.offsets[first : end + 1] - self.offsets[first])
 
-    samples: list[Sample] = []
-    nothing = NamedInputs({})
-    key = derive_seed(seed, Stream.READ)
-    with seeded_rng(key):
-        before = rng_states()
-        first, again = sample(0), sample(0)
-        draws = rng_states() != before or not _same(first, again)
-        for number in range(len(where)):
-            found = sample(number)
-            samples.append(found._replace(inputs=nothing) if lazy else found)
-        draws = draws or rng_states() != before
-    owner = [each.owner for each in samples] if sets[0].columns.owner is not None else None
-    supply = _joined(field, kind, [(each.inputs, each.target) for each in samples], torch.stack)
-    names = one_numbering([(each.field, each.class_names) for each in sets])
-    if not lazy:
-        return Given(
-            supply, owner=owner, notes=(_warn_frozen_transforms(field, kind),) if draws else (), class_names=names
-        )
-    notes = _warn_unseeded(field, kind, sample, key)
-    return Given(LazySamples(read, supply.targets_N), owner=owner, notes=notes, class_names=names)
+    def largest(self) -> Tensor:
+        """Sample numbers of the client that has most; of the first one if several have."""
+        return self[int(self.sizes.argmax())]
+
+    def numpy(self) -> list[np.ndarray]:
+        """Sample numbers of each client as arrays."""
+        return [numbers.numpy() for numbers in self]
+
+    def to(self, device: torch.device) -> ClientIndex:
+        return ClientIndex(self.order.to(device), self.offsets)
 
 
-def one_numbering(told: Iterable[tuple[str, Mapping[int, str]]]) -> Mapping[int, str]:
-    """What class numbers stand for in several data sets, each with its field: where the same number
-    has two names, one was numbered by itself, and is refused."""
-    known: dict[int, str] = {}
-    for field, names in told:
-        for number, name in names.items():
-            if known.setdefault(number, name) != name:
-                allowed = f"is {known[number]!r} in the data sets before it: number the classes of all alike"
-                raise InvalidInput(f"{field} class {number}", name, allowed)
-    return known
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FederatedData:
+    """A data set, the samples of each client in it, and the data sets that models are tested on."""
+
+    samples: InMemorySamples | LazySamples
+    clients: ClientIndex | None = None
+    """Samples of each client; None as long as they are not divided."""
+    test: FederatedData | None = None
+    """Samples that the root's model is tested on."""
+    client_test: FederatedData | None = None
+    """Samples that each client's model is tested on, where clients have test data of their own."""
+    classes: tuple[str, ...] = ()
+    """Names of all classes; empty where targets are no class numbers."""
+    declared_classes: Mapping[int, str] = field(default_factory=dict)
+    """Names of class numbers as far as the data set itself gives them."""
+    owners: Sequence[object] | np.ndarray | None = None
+    """Owner of each sample, for a natural partition."""
+    augment: Callable[..., Any] | None = None
+    """Transform of every training batch; see `core.client_training.Augment`."""
+    angles: np.ndarray | None = None
+    """Degrees by which each client's training images are rotated; None if they are not."""
+    partition_notes: tuple[str, ...] = ()
+    """How each level was divided, in words, root first."""
+    warnings: tuple[str, ...] = ()
+    """What a user should know about how the samples are read."""
+    is_users: bool = False
+    """Whether a user's file or function made it, so that a fingerprint must cover the inputs."""
+
+    @property
+    def client_sizes(self) -> list[int]:
+        """Number of samples of each client."""
+        return [] if self.clients is None else self.clients.sizes.tolist()
+
+    @property
+    def inputs(self) -> Inputs:
+        """Inputs of all samples; of a few if they are read for every batch."""
+        return self.samples.head(FEW_SAMPLES)
+
+    @property
+    def shape(self) -> Shape:
+        """Shape of one sample's inputs."""
+        return shape_of(self.inputs)
+
+    @property
+    def outputs(self) -> int:
+        """Number of a model's outputs per sample: one for each class, or for each target."""
+        return len(self.classes) or math.prod(self.samples.targets_N.shape[1:])
 
 
-def _joined(field: str, kind: str, pairs: Sequence[Pair], join: Callable[[list[Tensor]], Tensor]) -> InMemorySamples:
-    kinds = {tuple(tensors_of(inputs)) for inputs, _ in pairs}
-    if len(kinds) > 1:
-        raise InvalidInput(field, sorted(kinds), "its samples must have the same inputs")
-    # joined, whole numbers would become real ones, and a class number or a code no longer be one
-    for name in (*kinds.pop(), None):
-        parts = {(target if name is None else tensors_of(inputs)[name]).dtype for inputs, target in pairs}
-        if len({each.is_floating_point for each in parts}) > 1:
-            what = "targets" if name is None else f"input {name}" if name else "inputs"
-            told = "must be all whole or all real numbers"
-            raise InvalidInput(f"{field} {what}", ", ".join(sorted(map(str, parts))), told)
-    with convert_errors(field, kind, "its samples must be of one shape (pad those that are shorter)"):
-        return InMemorySamples(combine(join, [inputs for inputs, _ in pairs]), join([target for _, target in pairs]))
-
-
-def _same(one: Sample, other: Sample) -> bool:
-    parts = [(*tensors_of(each.inputs).values(), each.target) for each in (one, other)]
-    return all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(*parts, strict=False))
-
-
-def _warn_frozen_transforms(field: str, kind: str) -> str:
-    told = f"{field}: reading an item of {kind} draws random numbers, and each is read once"
-    if field == "test":
-        return f"{told}: every evaluation sees the same"
-    return f"{told}: every epoch sees the same; lazy (lazy=True, or a config's data.lazy) reads anew for every batch"
-
-
-def _warn_unseeded(field: str, kind: str, sample: Callable[[int], Sample], key: int) -> tuple[str, ...]:
-    """What keeps a run that reads lazily from being repeated, if anything does."""
-    found = []
-    for _ in range(2):
-        with seeded_rng(key):
-            found.append(sample(0))
-    if _same(*found):
-        return ()
-    return (f"{field}: {kind} draws from a generator of its own, which no seed here sets: this run cannot be repeated",)
+FEW_SAMPLES = 4
+"""Samples that represent a data set which is not held in memory."""

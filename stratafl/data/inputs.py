@@ -1,8 +1,7 @@
-"""What a model takes: one tensor, or several with names; a sample is a place in the first axis of
-each.
+"""Inputs of a model: one tensor, or several by name; samples are along the first axis.
 
-`Fields` is taken, moved and copied like a tensor, so that few have to know which of the two they
-have: those who map over it, and whoever calls a module.
+`NamedInputs` supports indexing, moving and copying like a tensor, so that most code works with
+both.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from stratafl.base.errors import InvalidInput
 
 
 class NamedInputs:
-    """Tensors of the same samples by name, such as a text's codes and its mask."""
+    """Tensors of the same samples by name, such as token codes and their mask."""
 
     def __init__(self, named: Mapping[str, Tensor]):
         self.named = dict(named)
@@ -52,56 +51,56 @@ Kind = TypeVar("Kind", bound=Inputs)
 Pair = tuple[Inputs, Tensor]
 """Inputs and targets."""
 Shape = tuple[int, ...] | dict[str, tuple[int, ...]]
-"""A sample's; by name where inputs have names."""
+"""Shape of one sample; by name if inputs have names."""
 AS_GIVEN = (torch.bool, torch.uint8, torch.int64)
-"""Whole numbers that are left as they are: masks, and what losses take."""
+"""Integer dtypes that are not converted: masks, and the types that losses accept."""
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], inputs: Kind) -> Kind:
-    """A function of a tensor, of each tensor there is."""
+    """Apply a function to every tensor of the inputs."""
     return cast(Kind, inputs.map(function) if isinstance(inputs, NamedInputs) else function(inputs))
 
 
 def combine(function: Callable[[list[Tensor]], Tensor], several: Sequence[Inputs]) -> Inputs:
-    """One of several alike, by a function such as `torch.cat`."""
-    tables = [each.named for each in several if isinstance(each, NamedInputs)]
+    """Combine several inputs by a function such as `torch.cat`."""
+    tables = [value.named for value in several if isinstance(value, NamedInputs)]
     if not tables:
-        return function([each for each in several if isinstance(each, Tensor)])
+        return function([value for value in several if isinstance(value, Tensor)])
     return NamedInputs({name: function([table[name] for table in tables]) for name in tables[0]})
 
 
 def tensors_of(inputs: Inputs) -> dict[str, Tensor]:
-    """Every tensor there is by its name; one alone has none."""
+    """All tensors of the inputs by name; the name of a single tensor is empty."""
     return inputs.named if isinstance(inputs, NamedInputs) else {"": inputs}
 
 
 def call_arguments(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """What a module is called with: one argument, or keywords."""
+    """Positional and keyword arguments to call a module with."""
     return ((), inputs.named) if isinstance(inputs, NamedInputs) else ((inputs,), {})
 
 
 def as_type(inputs: Kind, dtype: torch.dtype, device: torch.device | None = None) -> Kind:
-    """Real numbers in this type, on a device."""
+    """Convert floating-point tensors to a dtype, and move all tensors to a device."""
 
-    def changed(each: Tensor) -> Tensor:
-        return each.to(device or each.device, dtype if each.is_floating_point() else each.dtype)
+    def convert(tensor: Tensor) -> Tensor:
+        return tensor.to(device or tensor.device, dtype if tensor.is_floating_point() else tensor.dtype)
 
-    return map_tensors(changed, inputs)
+    return map_tensors(convert, inputs)
 
 
 def shape_of(inputs: Inputs) -> Shape:
-    """The shape of a sample."""
-    shapes = {name: tuple(each.shape[1:]) for name, each in tensors_of(inputs).items()}
+    """Shape of one sample."""
+    shapes = {name: tuple(tensor.shape[1:]) for name, tensor in tensors_of(inputs).items()}
     return shapes if isinstance(inputs, NamedInputs) else shapes[""]
 
 
 def sample_bytes(inputs: Inputs) -> int:
-    """The bytes of one sample."""
-    return sum(each[:1].nbytes for each in tensors_of(inputs).values())
+    """Size of one sample in bytes."""
+    return sum(tensor[:1].nbytes for tensor in tensors_of(inputs).values())
 
 
 def as_tensor(field: str, value: object) -> Tensor:
-    """A dense tensor with values, from one, from an array, from an image or from a pandas table."""
+    """Convert a tensor, an array, an image or a pandas table to a dense tensor."""
     if not isinstance(value, np.ndarray | Tensor) and hasattr(value, "__array__"):
         value = np.asarray(value)
     if isinstance(value, np.ndarray):
@@ -110,28 +109,30 @@ def as_tensor(field: str, value: object) -> Tensor:
         if not (value.flags.writeable and value.dtype.isnative and min(value.strides, default=0) >= 0):
             value = value.astype(value.dtype.newbyteorder("="))  # torch warns of the first and cannot take the others
     try:
-        made = torch.as_tensor(value).detach()
+        tensor = torch.as_tensor(value).detach()
     except Exception:
         raise InvalidInput(field, type(value).__name__, "must be an array of numbers, as long in every row") from None
-    odd = unusable_because(made)
+    odd = unusable_because(tensor)
     if odd:
         raise InvalidInput(field, type(value).__name__, f"must be a dense tensor with values, and this one {odd}")
-    return made
+    return tensor
 
 
 def is_array(value: object) -> bool:
-    """Whether it is an array, or gives itself as one: an image, or a table of pandas. A number of
-    NumPy's does, too, and is none."""
+    """Whether a value is an array or converts itself to one, as images and pandas tables do.
+
+    A NumPy scalar is not an array.
+    """
     return hasattr(value, "__array__") and not isinstance(value, np.generic)
 
 
 def targets(field: str, value: object) -> Tensor:
-    """Targets; whole numbers in the type that PyTorch's losses take class numbers in."""
+    """Convert targets to a tensor; integers get a dtype that PyTorch's losses accept."""
     if _are_texts(value):
         allowed = "are texts: number the classes, as numpy.unique(targets, return_inverse=True)[1] does"
         raise InvalidInput(f"{field} targets", type(value).__name__, allowed)
-    made = as_tensor(f"{field} targets", value)
-    return made if made.is_floating_point() or made.is_complex() or made.dtype in AS_GIVEN else made.long()
+    tensor = as_tensor(f"{field} targets", value)
+    return tensor if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype in AS_GIVEN else tensor.long()
 
 
 def _are_texts(value: object) -> bool:
@@ -143,21 +144,21 @@ def _are_texts(value: object) -> bool:
     return array.dtype.kind in "US" or (array.dtype.kind == "O" and isinstance(next(array.flat, None), str))
 
 
-def unusable_because(given: Tensor) -> str:
-    """What keeps a tensor from being used like any other, if anything does."""
-    if given.is_nested:
+def unusable_because(tensor: Tensor) -> str:
+    """Reason why a tensor cannot be used; empty if it can."""
+    if tensor.is_nested:
         return "is nested: pad its rows to one length"
-    if given.is_meta:
+    if tensor.is_meta:
         return "is on the meta device and has none"
-    if given.is_quantized:
+    if tensor.is_quantized:
         return "is quantised: call its dequantize()"
-    if given.layout is not torch.strided:
-        return f"is of layout {given.layout}: call its to_dense()"
+    if tensor.layout is not torch.strided:
+        return f"is of layout {tensor.layout}: call its to_dense()"
     return ""
 
 
 def parse_inputs(field: str, value: object) -> Inputs:
-    """Inputs from a tensor or an array, or from a table of them by name."""
+    """Convert a tensor or an array, or a table of these by name, to inputs."""
     if not isinstance(value, Mapping):
         return as_tensor(field, value)
     for name in value:
@@ -165,4 +166,4 @@ def parse_inputs(field: str, value: object) -> Inputs:
             raise InvalidInput(f"{field} input", name, "must be the name of an argument of the model")
     if not value:
         raise InvalidInput(field, dict(value), "has no inputs")
-    return NamedInputs({name: as_tensor(f"{field} input {name}", each) for name, each in value.items()})
+    return NamedInputs({name: as_tensor(f"{field} input {name}", array) for name, array in value.items()})

@@ -15,7 +15,7 @@ PAD = 4
 
 
 def channels_first(images: Tensor) -> Tensor:
-    """Stored images, (N, H, W) or (N, H, W, K), as models take them: (N, K, H, W). Done once."""
+    """Convert stored images, (N, H, W) or (N, H, W, K), to the layout of models, (N, K, H, W)."""
     if images.dim() == 3:
         return images[:, None]
     if images.dim() == 4:
@@ -24,7 +24,7 @@ def channels_first(images: Tensor) -> Tensor:
 
 
 def normalise(images_BKHW: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """uint8 pixels to float32, per channel: (pixel / 255 - mean) / std."""
+    """Convert uint8 pixels to normalised float32, per channel: (pixel / 255 - mean) / std."""
     channels = images_BKHW.shape[-3]
     for name, values in (("mean", mean), ("std", std)):
         if len(values) != channels:
@@ -37,11 +37,11 @@ def normalise(images_BKHW: Tensor, mean: Sequence[float], std: Sequence[float]) 
 
 
 def flip_and_crop(images_BKHW: Tensor, seed: int, client: int | Tensor, step: int | Tensor, pad: int = PAD) -> Tensor:
-    """Mirror an image with probability 1/2, then crop it from a zero padding with probability 1/2.
+    """Flip an image with probability 1/2, then crop it from a zero padding with probability 1/2.
 
     For stacked clients the images are (clients, B, K, H, W), `client` holds their numbers, and
-    `step` is one number or one per client. The paper's code pads normalised images, so zero is the
-    mean colour and not black: call this after `normalise`.
+    `step` is one number or one per client. As in the paper's code the images are normalised before,
+    so that zero padding has the mean colour.
     """
     *_, batch, _, height, width = images_BKHW.shape
     device = images_BKHW.device
@@ -73,7 +73,9 @@ CHUNK = 4096
 
 
 def rotate(images: Tensor, degrees: float | Tensor) -> Tensor:
-    """uint8 images turned counter-clockwise about their centre: bilinear, zero outside, same size.
+    """Rotate uint8 images counter-clockwise about their centre.
+
+    Interpolation is bilinear, pixels from outside are zero, and the size stays the same.
 
     images   (N, H, W) or (N, H, W, C), as data sets store them
     degrees  one angle, or one per image

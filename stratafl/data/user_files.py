@@ -1,10 +1,10 @@
-"""Data sets in a user's files: arrays, tables, image folders, Hugging Face data sets."""
+"""Readers of users' files: arrays, tables, image folders, Hugging Face data sets."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,40 +14,24 @@ from stratafl.base.errors import InvalidInput, MissingExtra, convert_errors
 from stratafl.base.rng import Stream, generator
 from stratafl.base.validation import check_choice, check_number
 from stratafl.data.catalog.storage import DatasetArrays, StoredDataset, add_statistics
-from stratafl.data.dataset import Columns
-from stratafl.data.formats.archive import Files, open_files
+from stratafl.data.dataset import FederatedData
+from stratafl.data.formats.archive import FileTree, open_files
 from stratafl.data.formats.hub import load
 from stratafl.data.formats.images import picture
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Found:
-    """Data to train and to test on, in any of the forms that `simulate` takes."""
-
-    train: object
-    test: object = None
-    classes: tuple[str, ...] = ()
-    """The names of the classes; empty where they have none, or where targets are no classes."""
-    owner: Sequence[object] | np.ndarray | None = None
-    """Whose each sample is."""
-    partition: object = None
-    """Each client's sample numbers, where the data comes with them."""
-    stored: StoredDataset | None = None
-    """The whole as one of the library's own data sets, where it can be one."""
+from stratafl.data.loading import DataColumns, load_data
 
 
 def encode_labels(field: str, values: Sequence[object] | np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Each value as its place among all that occur, and what they are called."""
-    array = np.asarray(values, dtype=object if len({isinstance(each, str) for each in values}) > 1 else None)
+    """Replace each value by its index among the sorted distinct values, and return their names."""
+    array = np.asarray(values, dtype=object if len({isinstance(value, str) for value in values}) > 1 else None)
     if array.ndim != 1 or array.dtype.kind in "OV" or (array.dtype.kind == "f" and np.isnan(array).any()):
         raise InvalidInput(field, array, "must be all numbers or all texts, and none missing")
-    known, numbers = np.unique(array, return_inverse=True)
-    return numbers.astype(np.int64), tuple(map(str, known))
+    names, numbers = np.unique(array, return_inverse=True)
+    return numbers.astype(np.int64), tuple(map(str, names))
 
 
 def train_test_split(field: str, count: int, share: object) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers of the samples to train and to test on; the same in every run, whatever its
-    seed."""
+    """Numbers of the training and test samples; the same in every run, whatever its seed."""
     tested = round(check_number(field, share, above=0, below=1) * count)
     if not 0 < tested < count:
         raise InvalidInput(field, share, f"leaves nothing to train or to test on, of {count:,} samples")
@@ -56,7 +40,7 @@ def train_test_split(field: str, count: int, share: object) -> tuple[np.ndarray,
 
 
 def missing_test_error(field: str, path: Path) -> InvalidInput:
-    """The complaint about data with which nothing says what to test on."""
+    """Build the error about data without test data."""
     allowed = "say what to test on: test = a path, or a share of the samples such as 0.2"
     return InvalidInput(field, str(path), allowed)
 
@@ -64,23 +48,26 @@ def missing_test_error(field: str, path: Path) -> InvalidInput:
 ARRAY_SUFFIXES = (".npz",)
 
 
-def read_arrays(path: Path, test: object) -> Found:
-    """The arrays as they are."""
+def read_arrays(path: Path, test: object) -> FederatedData:
+    """Read an .npz file, whose arrays are taken as they are."""
     arrays = _arrays("data.name", path)
     part = "_train" if "x_train" in arrays else ""
     x, y = _pair("data.name", path, arrays, part)
     owner = arrays.get(f"owner{part}")
     if owner is not None and owner.shape != y.shape[:1]:
         raise InvalidInput("data.name", str(path), f"must have as many of owner{part} as of y{part}")
+    train, tested = (x, y), None
     if "x_test" in arrays:
         if test is not None:
             raise InvalidInput("data.test", test, f"{path.name} has an x_test of its own")
-        return Found(train=(x, y), test=_pair("data.name", path, arrays, "_test"), owner=owner)
-    if test is None or isinstance(test, str):
-        tested = None if test is None else _pair("data.test", Path(test), _arrays("data.test", Path(test)))
-        return Found(train=(x, y), test=tested, owner=owner)
-    first, second = train_test_split("data.test", len(y), test)
-    return Found(train=(x[first], y[first]), test=(x[second], y[second]), owner=None if owner is None else owner[first])
+        tested = _pair("data.name", path, arrays, "_test")
+    elif isinstance(test, str):
+        tested = _pair("data.test", Path(test), _arrays("data.test", Path(test)))
+    elif test is not None:
+        first, second = train_test_split("data.test", len(y), test)
+        train, tested = (x[first], y[first]), (x[second], y[second])
+        owner = None if owner is None else owner[first]
+    return replace(load_data(train, tested), owners=owner)
 
 
 def _arrays(field: str, path: Path) -> dict[str, np.ndarray]:
@@ -98,27 +85,32 @@ def _pair(field: str, path: Path, arrays: dict[str, np.ndarray], part: str = "")
     return x, y
 
 
-TESTED = ("test", "validation")
-"""The splits a model is tested on unless one is named, the first that there is."""
+TEST_SPLITS = ("test", "validation")
+"""Default names of the test split, in order of preference."""
 
 
-def read_hub(name: str, test: object, columns: Columns, arguments: Mapping[str, Any]) -> Found:
-    """Read a data set's split `train`, and one to test on."""
+def read_hub(
+    name: str, test: object, columns: DataColumns, arguments: Mapping[str, Any], lazy: bool, seed: int
+) -> FederatedData:
+    """Read the split `train` of a Hugging Face data set, and one to test on."""
     splits = _splits(name, arguments)
     if "train" not in splits:
         raise InvalidInput("data.name", name, f"has no split train; it has {', '.join(splits)}")
     tested = (
-        check_choice("data.test", test, splits) if test is not None else next((n for n in TESTED if n in splits), None)
+        check_choice("data.test", test, splits)
+        if test is not None
+        else next((n for n in TEST_SPLITS if n in splits), None)
     )
     train = splits["train"]
-    target = columns.target("data", list(train.column_names))
+    target = columns.find_targets("data", list(train.column_names))
     classes = getattr(train.features[target], "names", None) or ()
-    return Found(train=train, test=None if tested is None else splits[tested], classes=tuple(classes))
+    data = load_data(train, None if tested is None else splits[tested], columns=columns, lazy=lazy, seed=seed)
+    return replace(data, classes=tuple(classes))
 
 
 @contextmanager
 def _offline(datasets: Any) -> Iterator[None]:
-    """Have the package look nowhere but in its cache; it has no argument for that."""
+    """Make Hugging Face's `datasets` use its cache only; it has no argument for that."""
     from huggingface_hub import constants
 
     before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
@@ -130,7 +122,7 @@ def _offline(datasets: Any) -> Iterator[None]:
 
 
 def _splits(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """A data set's splits by their names."""
+    """Splits of a data set by name."""
     try:
         import datasets  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
@@ -138,8 +130,8 @@ def _splits(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     folder = Path(name)
     if folder.is_dir():
         if not ((folder / "dataset_dict.json").exists() or (folder / "state.json").exists()):
-            found = [part for part in ("train", *TESTED) if list(folder.rglob(f"{part}*.parquet"))]
-            return {part: load(folder, part) for part in found}
+            parts = [part for part in ("train", *TEST_SPLITS) if list(folder.rglob(f"{part}*.parquet"))]
+            return {part: load(folder, part) for part in parts}
         with convert_errors("data.name", name, "cannot be read"):
             saved = datasets.load_from_disk(name)
     else:
@@ -155,9 +147,9 @@ def _splits(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 IMAGE_KINDS = (".png", ".jpg", ".jpeg", ".webp")
 
 
-def read_images(path: Path, test: object) -> Found:
-    """The images of all classes, which must be of one size, as a data set of the library's own."""
-    inside = {each.name for each in path.iterdir() if each.is_dir()}
+def read_images(path: Path, test: object) -> StoredDataset:
+    """Read a folder with a folder of images for each class; all images must have one size."""
+    inside = {entry.name for entry in path.iterdir() if entry.is_dir()}
     if {"train", "test"} <= inside and test is None:
         train, tested = _images("data.name", path / "train"), _images("data.name", path / "test")
     elif "train" in inside:
@@ -169,9 +161,9 @@ def read_images(path: Path, test: object) -> Found:
         train = _images("data.name", path)
         tested = _images("data.test", Path(test)) if isinstance(test, str) else {}
     classes = tuple(sorted({*train, *tested}))
-    x, y = _together(train, classes)
+    x, y = _concatenate(train, classes)
     if tested:
-        (x_train, y_train), (x_test, y_test) = (x, y), _together(tested, classes)
+        (x_train, y_train), (x_test, y_test) = (x, y), _concatenate(tested, classes)
     else:
         first, second = train_test_split("data.test", len(y), test)
         (x_train, y_train), (x_test, y_test) = (x[first], y[first]), (x[second], y[second])
@@ -180,72 +172,71 @@ def read_images(path: Path, test: object) -> Found:
     samples = DatasetArrays(
         kind="image", x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test, classes=classes
     )
-    stored = add_statistics(path.name, "image folder", samples)
-    return Found(train=(x_train, y_train), test=(x_test, y_test), classes=classes, stored=stored)
+    return add_statistics(path.name, "image folder", samples)
 
 
 def _images(field: str, path: Path) -> dict[str, np.ndarray]:
-    """All images of a folder, by class."""
-    found: dict[str, np.ndarray] = {}
+    """Images of a folder, by class."""
+    classes: dict[str, np.ndarray] = {}
     size: tuple[int, int] | None = None
-    for folder in sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith(".")):
-        files: Files = open_files(folder)
+    for folder in sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")):
+        files: FileTree = open_files(folder)
         names = sorted(name for name in files.names if name.lower().endswith(IMAGE_KINDS) and not _is_hidden(name))
         pictures = {}
-        for name, data in files.each(names):
+        for name, data in files.read_many(names):
             pictures[name] = picture(files, name, data, size)
             size = size or (pictures[name].shape[1], pictures[name].shape[0])
         if pictures:
-            found[folder.name] = np.stack([pictures[name] for name in names])
-    if not found:
+            classes[folder.name] = np.stack([pictures[name] for name in names])
+    if not classes:
         raise InvalidInput(field, str(path), "must have a folder of PNG, JPEG or WebP images for each class")
-    return found
+    return classes
 
 
 def _is_hidden(name: str) -> bool:
-    """Whether it is a file that an editor or a file system keeps for itself."""
+    """Whether a file or its folder is hidden, such as those of editors and file systems."""
     return any(part.startswith(".") for part in name.split("/"))
 
 
-def _together(images: dict[str, np.ndarray], classes: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+def _concatenate(images: dict[str, np.ndarray], classes: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
     numbers = {label: number for number, label in enumerate(classes)}
-    y = [np.full(len(each), numbers[label], np.int64) for label, each in images.items()]
+    y = [np.full(len(pixels), numbers[label], np.int64) for label, pixels in images.items()]
     return np.concatenate(list(images.values())), np.concatenate(y)
 
 
 TABLE_SUFFIXES = (".csv", ".parquet")
 
 NO_NAME = "Unnamed: "
-"""How pandas begins the name of a column that has none."""
+"""Prefix that pandas gives to the name of an unnamed column."""
 
 
 WHOLE, REAL = "whole numbers", "decimal numbers"
 
 TABLE_KINDS = {"i": WHOLE, "u": WHOLE, "f": REAL, "b": "truth values", "U": "texts", "M": "dates"}
-"""NumPy's kinds of values that a column may have."""
+"""NumPy's kinds of dtype that a column may have, in words."""
 
 NUMBERS = ("f", "i", "u", "b")
 
 
-def read_table(path: Path, test: object, columns: Columns) -> Found:
-    """Numbers in some columns, the targets in another; and whose a row is, perhaps, in one more.
+def read_table(path: Path, test: object, columns: DataColumns) -> FederatedData:
+    """Read a table: inputs from columns of numbers, targets from one column, owners from another.
 
-    Targets that are whole numbers or texts are classes; real numbers are what they are.
+    Targets that are integers or texts are classes; decimal numbers are regression targets.
     """
     frame = _frame("data.name", path)
-    known = [str(name) for name in frame.columns]
-    target = columns.target("data", known)
-    chosen = columns.chosen("data", known)
+    names = [str(name) for name in frame.columns]
+    target = columns.find_targets("data", names)
+    chosen = columns.find_inputs("data", names)
     inputs = (chosen,) if isinstance(chosen, str) else chosen
     for name in inputs if columns.inputs is None else ():
         if name.startswith(NO_NAME):
             allowed = "has no name in the file, as the numbers of its rows have none: name the inputs, or leave it out"
             raise InvalidInput("data column", name, f"{allowed} (pandas: to_csv(index=False))")
-    if columns.owner is not None and columns.owner not in known:
-        raise InvalidInput("data.columns.owner", columns.owner, f"is none of {', '.join(known)}")
+    if columns.owner is not None and columns.owner not in names:
+        raise InvalidInput("data.columns.owner", columns.owner, f"is none of {', '.join(names)}")
     frames = [frame, _frame("data.test", Path(test))] if isinstance(test, str) else [frame]
-    x = np.concatenate([np.stack([_numbers(each, name) for name in inputs], axis=1) for each in frames])
-    y, classes = _targets([_values(each, target) for each in frames])
+    x = np.concatenate([np.stack([_numbers(part, name) for name in inputs], axis=1) for part in frames])
+    y, classes = _targets([_values(part, target) for part in frames])
     if isinstance(test, str):
         first, second = np.arange(len(frame)), np.arange(len(frame), len(y))
     elif test is None:
@@ -254,7 +245,7 @@ def read_table(path: Path, test: object, columns: Columns) -> Found:
         first, second = train_test_split("data.test", len(frame), test)
     owner = None if columns.owner is None else _values(frame, columns.owner)[first]
     tested = None if test is None else (x[second], y[second])
-    return Found(train=(x[first], y[first]), test=tested, classes=classes, owner=owner)
+    return replace(load_data((x[first], y[first]), tested), classes=classes, owners=owner)
 
 
 def _frame(field: str, path: Path) -> Any:
@@ -281,7 +272,7 @@ def _column(frame: Any, name: str) -> Any:
 
 
 def _values(frame: Any, name: str) -> np.ndarray:
-    """A column as an array of one of the kinds."""
+    """Values of a column as an array of one of the accepted kinds."""
     column = _column(frame, name)
     plain = getattr(column.dtype, "numpy_dtype", None)  # of pandas' own numbers, which may be missing
     values = column.to_numpy(plain if getattr(plain, "kind", "") in NUMBERS else None)
@@ -291,8 +282,8 @@ def _values(frame: Any, name: str) -> np.ndarray:
             values = np.asarray(column.tolist())
             values = values.astype(str) if values.dtype.kind == "S" else values
     if values.ndim != 1 or values.dtype.kind not in TABLE_KINDS:
-        found = type(column.iloc[0]).__name__
-        raise InvalidInput("data column", name, f"must hold numbers or texts, and has values of type {found}")
+        kind = type(column.iloc[0]).__name__
+        raise InvalidInput("data column", name, f"must hold numbers or texts, and has values of type {kind}")
     return values
 
 
@@ -305,13 +296,15 @@ def _numbers(frame: Any, name: str) -> np.ndarray:
 
 
 def _targets(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Targets and the names of their classes, of the kind that the file to train on has: the
-    first."""
+    """Join the targets of the training and the test file, and name their classes.
+
+    The training file, the first, decides whether they are classes.
+    """
     kind, *others = [TABLE_KINDS[part.dtype.kind] for part in parts]
     for other in others:
         # 3 is a real number, too, but 3.0 is no name of a class
         if other != kind and (kind, other) != (REAL, WHOLE):
-            told = f"must be {kind}, as the targets to train on are: write both files alike"
-            raise InvalidInput("data.test targets", other, told)
+            allowed = f"must be {kind}, as the targets to train on are: write both files alike"
+            raise InvalidInput("data.test targets", other, allowed)
     values = np.concatenate(parts)
     return (values.astype(np.float32)[:, None], ()) if kind == REAL else encode_labels("targets", values)

@@ -29,7 +29,7 @@ def gather_state(ranks: Communicator, tree: Tree, state: StateDict) -> StateDict
     it."""
     if not isinstance(tree, Branch):
         return state
-    mine = _mapped([state], lambda level, rows: rows[0][_of_part(tree.counted(level))])
+    mine = _mapped([state], lambda level, rows: rows[0][_of_part(tree.owned(level))])
     if not ranks.is_first:
         _send(ranks, mine, 0)
         return {}

@@ -198,7 +198,7 @@ class Communicator:
                 where = f"on rank {rank}"
                 problem = InvalidInput(field, where, allowed)
                 if told:
-                    problem = UserCodeError(field, where, allowed, told=f"{told} ({where})")
+                    problem = UserCodeError(field, where, allowed, message=f"{told} ({where})")
         if problem is not None:
             self.agreed_on = problem
             raise problem

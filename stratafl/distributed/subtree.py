@@ -69,23 +69,23 @@ class Branch(Tree):
     def whole(self) -> Tree:
         return self.full
 
-    def here(self, level: int, values_N: np.ndarray) -> np.ndarray:
+    def restrict(self, level: int, values_N: np.ndarray) -> np.ndarray:
         return values_N[self._spans[level]]
 
-    def counted(self, level: int) -> np.ndarray:
+    def owned(self, level: int) -> np.ndarray:
         return self._counted[level]
 
-    def agreed(self, level: int, doubt: bool) -> bool:
+    def any_rank(self, level: int, flag: bool) -> bool:
         shares = self._shares[level]
         if shares is None:
-            return doubt
-        return bool(self.ranks.add_numbers(np.array([float(doubt)]), shares.circle)[0] > 0)
+            return flag
+        return bool(self.ranks.add_numbers(np.array([float(flag)]), shares.circle)[0] > 0)
 
-    def share(self, level: int, present_N: Mask) -> np.ndarray:
+    def present_weight(self, level: int, present_N: Mask) -> np.ndarray:
         shares = self._shares[level]
         if shares is None:
-            return super().share(level, present_N)
-        share_M = super().share(level, np.asarray(present_N) * self.counted(level))
+            return super().present_weight(level, present_N)
+        share_M = super().present_weight(level, np.asarray(present_N) * self.owned(level))
         above = self._spans[level - 1]
         mine = [above.start <= parent.number < above.stop for parent in shares.parents]
         places = [parent.number - above.start for parent, is_mine in zip(shares.parents, mine, strict=True) if is_mine]
@@ -94,20 +94,22 @@ class Branch(Tree):
         share_M[places] = self.ranks.add_numbers(partial, shares.circle)[mine]
         return share_M
 
-    def siblings(self, level: int, values_N: np.ndarray, present_N: np.ndarray, upper: bool = False) -> np.ndarray:
+    def sibling_median(
+        self, level: int, values_N: np.ndarray, present_N: np.ndarray, upper: bool = False
+    ) -> np.ndarray:
         shares, span = self._shares[level], self._spans[level]
         if shares is None:
-            return super().siblings(level, values_N, present_N, upper)
+            return super().sibling_median(level, values_N, present_N, upper)
         # what the level looks like where this rank or its siblings' ranks see it; nobody is there
         # elsewhere
         seen = np.zeros((2, self.full.sizes[level]))
         seen[:, span] = values_N, present_N
         shared = np.isin(self.full.parents[level], [parent.number for parent in shares.parents])
         mine = np.zeros_like(shared)
-        mine[span] = self.counted(level)
+        mine[span] = self.owned(level)
         numbers = np.where(mine[shared] & (seen[1, shared] > 0), seen[:, shared], 0.0)
         seen[:, shared] = self.ranks.add_numbers(numbers, shares.circle)
-        return self.full.siblings(level, seen[0], seen[1] > 0, upper)[span]
+        return self.full.sibling_median(level, seen[0], seen[1] > 0, upper)[span]
 
     def mean(
         self, level: int, rows_NP: Tensor, present_N: Mask | None = None, share_M: np.ndarray | None = None
@@ -116,9 +118,9 @@ class Branch(Tree):
             return super().mean(level, rows_NP, present_N, share_M)
         here_N = np.ones(self.sizes[level], dtype=bool) if present_N is None else np.asarray(present_N)
         if share_M is None:
-            share_M = self.share(level, here_N)
+            share_M = self.present_weight(level, here_N)
         per_child_N = np.where(share_M > 0, share_M, 1.0)[self.parents[level]]
-        mine_N = here_N & self.counted(level)
+        mine_N = here_N & self.owned(level)
         weights_N = self.weights[level] * mine_N / per_child_N
         if not mine_N.all():
             # those that do not count may hold anything, also infinity, which no weight of zero
@@ -145,7 +147,7 @@ class Branch(Tree):
         ranks, span, (first, *others) = self.ranks, self._spans[level], parent.members
         family = np.flatnonzero(self.full.parents[level] == parent.number)
         mine = family[(family >= span.start) & (family < span.stop)] - span.start
-        sending = mine[(present_N & self.counted(level))[mine]]
+        sending = mine[(present_N & self.owned(level))[mine]]
         there_K = ranks.add_numbers(np.isin(family, sending + span.start), parent.members) > 0
         if not there_K.any():
             return

@@ -59,7 +59,7 @@ def default_engine_name(
     # a user's stage may depend on all rows it is given, and the loop gives it one
     if StandardChain.of(full_training.leaf.stages) is None:
         return "loop"
-    sizes = [len(part) for part in full_training.partition]
+    sizes = full_training.clients.sizes.tolist()
     batch = max(sizes) if full_training.batch is None else min(full_training.batch, max(sizes))
     if sum(min(size, batch) for size in sizes) < MIN_BATCH_FILL * batch * len(sizes):
         return "loop"
@@ -68,7 +68,7 @@ def default_engine_name(
 
 def mean_distinct_batch_lengths(full_training: ClientTraining) -> float:
     """Mean number of distinct batch lengths among the clients in a step of the longest epoch."""
-    size_N = np.array([len(part) for part in full_training.partition])
+    size_N = full_training.clients.sizes
     steps = min(MAX_STEPS_COUNTED, steps_per_epoch(int(size_N.max()), full_training.batch))
     step_NH = np.broadcast_to(np.arange(steps), (len(size_N), steps))
     length_NH = batch_lengths(size_N, step_NH, full_training.batch, full_training.sampling)
@@ -91,7 +91,7 @@ def make_engine(
     check_choice("engine", name, get_args(EngineName))
     check_choice("precision", precision, PRECISIONS)
     if name == "auto":
-        return make_default_engine(training, training, len(training.partition), precision)
+        return make_default_engine(training, training, len(training.clients), precision)
     profile = profile_module(training)
     if name == "loop":
         return _make_loop(training, profile, precision)

@@ -127,7 +127,7 @@ class LoopEngine:
 
     def _batches(self, client: int, first: int, steps: int) -> Iterator[Tensor]:
         """Sample indices of the client's steps from `first` on."""
-        training, part = self.training, self.training.partition[client]
+        training, part = self.training, self.training.clients[client]
         for start in range(first, first + steps, STEPS_DRAWN_AT_ONCE):
             count = min(STEPS_DRAWN_AT_ONCE, first + steps - start)
             positions_HB = batch_indices(

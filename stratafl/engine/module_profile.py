@@ -106,7 +106,7 @@ def profile_module(training: ClientTraining) -> ModuleProfile:
 
     Nothing of the run is changed by it, and torch's generators are left as they were.
     """
-    longest = max(training.partition, key=len)
+    longest = training.clients.largest()
     index_B = longest if training.batch is None else longest[: training.batch]
     with preserve_rng(training.supply.device):
         try:

@@ -105,12 +105,12 @@ class StackedEngine:
         self.profile = profile_module(training) if profile is None else profile
         flat, supply, augment = training.flat, training.supply, training.augment
         device = self._device = supply.device
-        self._uses_cuda_graphs = cuda_graphs and device.type == "cuda" and supply.resident
-        self._sizes = [len(part) for part in training.partition]
+        self._uses_cuda_graphs = cuda_graphs and device.type == "cuda" and supply.is_on_device
+        self._sizes = training.clients.sizes.tolist()
         longest = max(self._sizes)
         self._batch_capacity = longest if training.batch is None else min(longest, training.batch)
         self._first_sample_N = torch.as_tensor(np.cumsum([0, *self._sizes[:-1]]), device=device)
-        self._sample_indices = torch.cat(list(training.partition)).to(device)
+        self._sample_indices = training.clients.order.to(device)
         self._backend = kernels.backend_for(device, flat.dtype)
         self._clipped_steps = torch.zeros((), dtype=torch.int64, device=device)
         self._captured_steps: dict[object, CapturedStep] = {}
@@ -129,11 +129,11 @@ class StackedEngine:
             # a label below zero is one to ignore, and one that is read anew may become so
             labels = supply.targets_N
             are_classes = not (labels.is_floating_point() or labels.is_complex())
-            class_indices = supply.resident and are_classes and int(labels.min()) >= 0
+            class_indices = supply.is_on_device and are_classes and int(labels.min()) >= 0
             gradients, self.how = select_gradient_method(
                 flat, training.loss, augmented, targets, precision, class_indices, methods, self.profile
             )
-        if training.leaf.epochs is not None and (augment is not None or not supply.resident):
+        if training.leaf.epochs is not None and (augment is not None or not supply.is_on_device):
             gradients, self.how = None, "loop: clients that make passes of their own read or augment one by one"
         if gradients is None:
             raise UnsupportedModule(self.how)
@@ -289,7 +289,7 @@ class StackedEngine:
                 self._image_data, batch.index_CB, seed, batch.client_C, batch.step, self.precision
             )
             return images_CB, supply.targets_N[batch.index_CB]
-        inputs_CB, targets_CB = supply.stack(batch.index_CB, batch.length_C, seed, batch.client_C, batch.step)
+        inputs_CB, targets_CB = supply.client_batches(batch.index_CB, batch.length_C, seed, batch.client_C, batch.step)
         if training.augment is None:
             return inputs_CB, targets_CB
         if self._augments_stacked:

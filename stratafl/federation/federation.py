@@ -87,7 +87,7 @@ class Standing:
         self.levels = [self._first(0, x_P[None], b_B[None])]
         for level in self._edge_levels():
             above = self.levels[-1].given
-            self.levels.append(self._first(level, *(tree.spread(level, above[name]) for name in (MODEL, BUFFERS))))
+            self.levels.append(self._first(level, *(tree.to_children(level, above[name]) for name in (MODEL, BUFFERS))))
         self.top = 0
         """The topmost edge level of the last meeting: everything below it starts anew. 0: nothing
         met yet."""
@@ -162,11 +162,13 @@ class Standing:
         `before`, in line with those of now."""
         reweigh, now, above = self.rules[level].reweigh, self.levels[level], self.levels[level - 1]
         is_same = np.array_equal(before.weights[level], self.tree.weights[level])
-        if reweigh is None or not self.tree.agreed(level, not is_same):
+        if reweigh is None or not self.tree.any_rank(level, not is_same):
             return
         moved = {name: self.tree.mean(level, rows) - before.mean(level, rows) for name, rows in now.state.items()}
         memory, shift = reweigh(above.memory, moved, torch.zeros_like(above.model[:, :1]))
-        state = {name: rows - self.tree.spread(level, shift[name]) for name, rows in now.state.items() if name in shift}
+        state = {
+            name: rows - self.tree.to_children(level, shift[name]) for name, rows in now.state.items() if name in shift
+        }
         self._change(level, state=now.state | state)
         self._change(level - 1, memory=memory)
         self._correct(level)
@@ -225,7 +227,7 @@ class Standing:
 
     def _correction(self, level: int) -> Tensor | None:
         note = sync.extras_of(self.levels[level - 1].given)
-        spread = {name: self.tree.spread(level, rows) for name, rows in note.items()}
+        spread = {name: self.tree.to_children(level, rows) for name, rows in note.items()}
         return sync.correction(self.rules[level], self.levels[level].state, spread)
 
     def _correct(self, level: int) -> None:
@@ -252,7 +254,7 @@ class Standing:
 
     def _numbers(self, level: int) -> np.ndarray:
         """The numbers that the nodes of a level have in the whole tree."""
-        return self.tree.here(level, np.arange(self.tree.whole.sizes[level]))
+        return self.tree.restrict(level, np.arange(self.tree.whole.sizes[level]))
 
 
 class SyncResult(NamedTuple):
@@ -273,13 +275,13 @@ class Federation(Standing):
         for level in self._edge_levels(self.top):
             now, above = self.levels[level], self.levels[level - 1]
             drawn = sample_participants(self.participation[level], self.tree.whole, level, now.rounds, self.seed)
-            active_N = self.tree.here(level, drawn) & above.active_N[self.tree.parents[level]]
+            active_N = self.tree.restrict(level, drawn) & above.active_N[self.tree.parents[level]]
             new_N = active_N & ~now.begun_N
             self._change(level, active_N=active_N, begun_N=now.begun_N | active_N, rounds=now.rounds + 1)
             if now.rounds and new_N.any():
                 self._enter(level, new_N)
             if now.pending is not None:
-                model_NP, held_N = self.tree.spread(level, above.given[MODEL]), self._meetings(level)
+                model_NP, held_N = self.tree.to_children(level, above.given[MODEL]), self._meetings(level)
                 self._change(level, pending=now.pending.begun(active_N, model_NP, held_N))
             sizes = above.given_bytes, self._model_bytes
             for watcher in self.watchers:
@@ -304,7 +306,7 @@ class Federation(Standing):
         if level < self.tree.depth:
             memory = anew(now.memory, self.rules[level + 1].open(x_AP))
             if memory is not now.memory:
-                x_NP, b_NB = (self.tree.spread(level, above[name]) for name in (MODEL, BUFFERS))
+                x_NP, b_NB = (self.tree.to_children(level, above[name]) for name in (MODEL, BUFFERS))
                 held = AggregatorState(x_NP, b_NB, memory)
                 changed = replace(self.levels[level], memory=memory)
                 self.levels[level] = self._giving(level, changed, held, self.levels[level + 1].rounds, new_N)
@@ -478,7 +480,7 @@ class Federation(Standing):
         """Hand what came from above the parents of an edge level on to them, and to their
         children."""
         parents, given = self.levels[level - 1], self.levels[level - 2].given
-        model_MP, buffers_MB = (self.tree.spread(level - 1, given[name]) for name in (MODEL, BUFFERS))
+        model_MP, buffers_MB = (self.tree.to_children(level - 1, given[name]) for name in (MODEL, BUFFERS))
         held, reached_M = AggregatorState(model_MP, buffers_MB, parents.memory), self._reached(level - 1, top)
         self.levels[level - 1] = self._giving(level - 1, parents, held, self.levels[level].rounds, reached_M)
         before = self.levels[level].state
@@ -489,16 +491,18 @@ class Federation(Standing):
 
     def _refusals(self, level: int, outcome: AggregationResult) -> list[Refusal]:
         tree = self.tree
-        too_large = set(tree.named(level, outcome.large_N))
-        refused = [Refusal(name, name in too_large) for name in tree.named(level, outcome.lost_N | outcome.large_N)]
-        return refused + [Refusal(name, False) for name in tree.named(level - 1, outcome.failed_M)]
+        too_large = set(tree.owned_names(level, outcome.large_N))
+        refused = [
+            Refusal(name, name in too_large) for name in tree.owned_names(level, outcome.lost_N | outcome.large_N)
+        ]
+        return refused + [Refusal(name, False) for name in tree.owned_names(level - 1, outcome.failed_M)]
 
     # -- work that counts later --------------------------------------------------------------------
 
     def _heard(self, level: int) -> np.ndarray:
         """Whose reports the meeting merges that ends the level's round."""
         heard_N = self._later[level].heard(self.levels[level].rounds - 1)
-        return self.tree.here(level, heard_N) & self._is_pending(level)
+        return self.tree.restrict(level, heard_N) & self._is_pending(level)
 
     def _moved(self, level: int, arrived: ReceivedUpdates, onto_NP: Tensor) -> ReceivedUpdates:
         """Reports put on the models that the parents have now, and weighted by their age; so are
@@ -517,7 +521,9 @@ class Federation(Standing):
         x_NP, onto_NP = sent.model_NP, edges.spread(given[MODEL]).all()
         assert pending is not None
         has_NP = self._correction(level)
-        rate_M = self.tree.share(level, present_N * now.rate_N) / np.where(outcome.share_M > 0, outcome.share_M, 1.0)
+        rate_M = self.tree.present_weight(level, present_N * now.rate_N) / np.where(
+            outcome.share_M > 0, outcome.share_M, 1.0
+        )
         shared_N1 = edges.column("mean rate", rate_M[self.tree.parents[level]], x_NP)
         x_NP = pending.moved(
             with_current_corrections(x_NP, now.correction, has_NP, shared_N1), onto_NP, held_N, np.ones(len(x_NP))

@@ -203,13 +203,13 @@ def aggregate(edges: Edges, held: AggregatorState, arrived: ReceivedUpdates) -> 
     # if it is not, unless they are to be in line with their siblings'
     always = rule.reduce is not None or limits.factor is not None or limits.every_part
     merged = None if always else _merge(edges, held, arrived.message, came_N)
-    if merged is None or tree.agreed(level, merged.is_doubtful):
+    if merged is None or tree.any_rank(level, merged.is_doubtful):
         lost_N, large_N = _find_invalid(edges, held, arrived)
         merged = _merge(edges, held, arrived.message, came_N & ~lost_N & ~large_N, seen=True)
     heard_M = merged.share_M > 0
     sane_M = heard_M & merged.finite_M
     present_N = came_N & ~lost_N & ~large_N & sane_M[tree.parents[level]]
-    rate_M = tree.share(level, present_N * arrived.rate_N) / np.where(heard_M, merged.share_M, 1.0)
+    rate_M = tree.present_weight(level, present_N * arrived.rate_N) / np.where(heard_M, merged.share_M, 1.0)
     new = AggregatorState(
         choose(sane_M, merged.model_MP, held.model_MP),
         choose(sane_M, merged.buffers_MB, held.buffers_MB),
@@ -240,7 +240,7 @@ def _merge(edges: Edges, held: AggregatorState, message: Rows, present_N: np.nda
     """What the parents make of what those present sent. `seen`: it was looked at and found
     sound."""
     tree, level, rule = edges.tree, edges.level, edges.terms.rule
-    share_M = tree.share(level, present_N)
+    share_M = tree.present_weight(level, present_N)
 
     def reduced(rows_NP: Tensor) -> Tensor:
         if rule.reduce is None:
@@ -275,7 +275,7 @@ def _changed_buffers(edges: Edges, held: AggregatorState, message: Rows) -> Tens
     """Children's buffers, less what their parent gave and is as it was, whether finite or not."""
     if not edges.masked:
         return message[BUFFERS]
-    return zero_unchanged(message[BUFFERS], edges.tree.spread(edges.level, held.buffers_MB))
+    return zero_unchanged(message[BUFFERS], edges.tree.to_children(edges.level, held.buffers_MB))
 
 
 def _find_invalid(edges: Edges, held: AggregatorState, arrived: ReceivedUpdates) -> tuple[np.ndarray, np.ndarray]:
@@ -338,11 +338,11 @@ def restart_from_gradients(
     there_N = active_N & np.isfinite(largest_N)
     there_N &= ~size_outliers(tree, tree.depth, g_NP, largest_N, None, there_N, limit)
     for level in range(tree.depth, fresh[0] - 1, -1):
-        share_M = tree.share(level, there_N)
+        share_M = tree.present_weight(level, there_N)
         mean_MP = tree.mean(level, g_NP, there_N, share_M)
         from_gradient, before = rules[level].from_gradient, states[level]
         if from_gradient:
-            new = from_gradient(before, g_NP, tree.spread(level, mean_MP))
+            new = from_gradient(before, g_NP, tree.to_children(level, mean_MP))
             found.states[level] = choose_rows(there_N, new, before)
         found.sent[level] = there_N
         g_NP, there_N = mean_MP, share_M > 0

@@ -100,7 +100,7 @@ def exceeds_ratio(
 ) -> np.ndarray:
     """Whose part of a message is over the limit, among those present; sizes are the largest
     magnitudes of rows."""
-    siblings_N = tree.siblings(level, sizes_N, present_N)
+    siblings_N = tree.sibling_median(level, sizes_N, present_N)
     return present_N & too_large(sizes_N, siblings_N, start_M[tree.parents[level]], limit)
 
 
@@ -131,8 +131,8 @@ def norm_outliers(
     if factor is None:
         return np.zeros_like(present_N)
     blocks = column_blocks(rows_NP, start_MP)
-    norm_N = np.sqrt(sum(row_norms(rows_NB - tree.spread(level, start_MB)) ** 2 for rows_NB, start_MB in blocks))
-    siblings_N = tree.siblings(level, norm_N, present_N, upper=True)
+    norm_N = np.sqrt(sum(row_norms(rows_NB - tree.to_children(level, start_MB)) ** 2 for rows_NB, start_MB in blocks))
+    siblings_N = tree.sibling_median(level, norm_N, present_N, upper=True)
     return present_N & exceeds_norm_ratio(norm_N, siblings_N, row_norms(start_MP)[tree.parents[level]], factor)
 
 
@@ -156,13 +156,13 @@ def size_outliers(
     largest_N: the rows' largest magnitudes. All who have parents of this level in common must
     ask.
     """
-    if limit is None or not tree.agreed(level, bool((present_N & needs_inspection(largest_N, limit)).any())):
+    if limit is None or not tree.any_rank(level, bool((present_N & needs_inspection(largest_N, limit)).any())):
         return np.zeros_like(present_N)
     update_N, start_M = largest_N, np.zeros(tree.sizes[level - 1])
     if start_MP is not None:
         blocks = column_blocks(rows_NP, start_MP)
         update_N = np.max(
-            [row_max_abs(rows_NB - tree.spread(level, start_MB))[0] for rows_NB, start_MB in blocks], axis=0
+            [row_max_abs(rows_NB - tree.to_children(level, start_MB))[0] for rows_NB, start_MB in blocks], axis=0
         )
         (start_M,) = row_max_abs(start_MP)
     return exceeds_ratio(tree, level, update_N, start_M, present_N, limit)

@@ -120,7 +120,7 @@ class Drift(Observer):
             g_NP = self.gradients(level - 1, point_MP)
             for lower in range(tree.depth, level, -1):
                 g_NP = tree.mean(lower, g_NP)
-            ideal_NP = tree.spread(level, tree.mean(level, g_NP)) - g_NP
+            ideal_NP = tree.to_children(level, tree.mean(level, g_NP)) - g_NP
             everybody = np.ones(tree.sizes[level], dtype=bool)
             weights = self._weights(level, everybody, np.ones(tree.sizes[level - 1]), held_MP)
             self._note(level, "bias", _squares(correction_NP - ideal_NP), weights)
@@ -158,7 +158,7 @@ class Drift(Observer):
         tree = self.tree
         per_child_M = self._node_weights[level - 1] * (share_M > 0) / np.where(share_M > 0, share_M, 1.0)
         return NodeWeights.of(
-            tree.weights[level] * present_N * per_child_M[tree.parents[level]], tree.counted(level), like
+            tree.weights[level] * present_N * per_child_M[tree.parents[level]], tree.owned(level), like
         )
 
     def _meeting_weights(
@@ -171,7 +171,7 @@ class Drift(Observer):
         everybody = bool(present_N.all()) and bool((share_M > ALL).all())
         if not everybody or key not in self._everybody:
             children = self._weights(level, present_N, share_M, like)
-            parents = NodeWeights.of(self._node_weights[level - 1] * (share_M > 0), self.tree.counted(level - 1), like)
+            parents = NodeWeights.of(self._node_weights[level - 1] * (share_M > 0), self.tree.owned(level - 1), like)
             if not everybody:
                 return children, parents
             self._everybody[key] = children, parents
@@ -187,7 +187,7 @@ class Drift(Observer):
                 difference = x_NB.unflatten(0, (len(children), -1)) - of_MB[:, None]
                 squares.append(_squares(difference).flatten())
             else:
-                squares.append(_squares(x_NB - self.tree.spread(level, of_MB)))
+                squares.append(_squares(x_NB - self.tree.to_children(level, of_MB)))
         return torch.stack(squares).sum(dim=0) if len(squares) > 1 else squares[0]
 
 

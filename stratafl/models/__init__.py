@@ -1,4 +1,4 @@
-"""The networks of the experiments, registered on import."""
+"""Model architectures of the experiments, registered on import."""
 
 from stratafl.models import networks
 from stratafl.models.registry import keep_names

@@ -1,9 +1,8 @@
-"""Low-rank adapters: a base that stays as it is, and beside some of its layers two thin ones that
-are trained.
+"""Low-rank adapters (LoRA): trained factors beside frozen layers.
 
-W x becomes W x + alpha / rank * B A x, with A drawn at random and B zero, so that a module with new
-adapters gives what it gave before. Only A and B (and what else is to be trained) need a gradient,
-so they alone are what clients train, send and store; the base is there once.
+W x becomes W x + alpha / rank * B A x (Hu et al., 2021). A is random and B zero at first, so that a
+module with new adapters computes what it did before. Only A and B, and parameters named by `train`,
+need a gradient: they alone are trained, sent and stored by clients.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from stratafl.base.validation import check_integer, check_number, is_within, las
 
 
 class LowRank(nn.Module):
-    """A linear layer that stays as it is, and its adapter."""
+    """Frozen linear layer with a low-rank adapter."""
 
     def __init__(self, base_layer: nn.Module, rank: int, alpha: float):
         super().__init__()
@@ -36,7 +35,7 @@ class LowRank(nn.Module):
 
     @torch.no_grad()
     def merged(self) -> nn.Module:
-        """One layer that does the same."""
+        """Plain layer with the same outputs."""
         layer = copy.deepcopy(self.base_layer)
         change = self.lora_B.weight @ self.lora_A.weight * self.scale
         _weight(layer).add_(change.T if _is_transposed(layer) else change)
@@ -46,23 +45,23 @@ class LowRank(nn.Module):
 def adapters(
     module: nn.Module, targets: Sequence[str], rank: int = 8, alpha: float = 16.0, train: Sequence[str] = ()
 ) -> nn.Module:
-    """The module with adapters beside its linear layers of these names, and everything else frozen.
+    """Add adapters beside a module's linear layers of these names, and freeze everything else.
 
-    It is changed in place and returned; a module that `simulate` is to build from its seed is given
-    as `lambda: adapters(make(), ["q_proj", "v_proj"])`.
+    The module is changed in place and returned. For a module that `simulate` builds from its seed,
+    pass `lambda: adapters(make(), ["q_proj", "v_proj"])`.
 
-    targets: the last part of a layer's dotted name ("q_proj"), the whole of it, or a pattern
+    targets: the last part of a layer's dotted name ("q_proj"), the whole name, or a pattern
         ("encoder.*.q_proj"). Layers are `nn.Linear`, or the `Conv1D` of transformers.
-    rank, alpha: of the adapters, which count alpha / rank.
-    train: what else is trained, whole: names of parts or parameters, likewise, such as a new head.
+    rank, alpha: of the adapters, which are scaled by alpha / rank.
+    train: names or patterns of modules or parameters that are trained in full, such as a new head.
     """
     rank = check_integer("lora.rank", rank, at_least=1)
     alpha = check_number("lora.alpha", alpha, above=0)
     layers = {name: part for name, part in module.named_modules() if name and _is_linear(part)}
     chosen = matching("lora.targets", targets, layers)
     if not chosen:
-        told = "must name at least one linear layer; this model has " + ", ".join(sorted(last_parts(layers)))
-        raise InvalidInput("lora.targets", list(targets), told)
+        allowed = "must name at least one linear layer; this model has " + ", ".join(sorted(last_parts(layers)))
+        raise InvalidInput("lora.targets", list(targets), allowed)
     # before the names change
     names = [name for name, _ in module.named_parameters()]
     parts = [name for name, _ in module.named_modules() if name]
@@ -81,33 +80,40 @@ def adapters(
 
 
 def merged(module: nn.Module) -> nn.Module:
-    """A copy of a module with its adapters added into the weights beside them: a plain module, of
-    the names and shapes it had before."""
+    """Copy a module with its adapters added to the weights.
+
+    The copy is a plain module with the original names and shapes.
+    """
     if isinstance(module, LowRank):
         return module.merged()
-    made = copy.deepcopy(module)
+    merged_module = copy.deepcopy(module)
     plain: dict[int, nn.Module] = {}
-    for parent in list(made.modules()):
+    for parent in list(merged_module.modules()):
         for name, part in parent.named_children():
             if isinstance(part, LowRank):
                 setattr(parent, name, plain.setdefault(id(part), part.merged()))
-    return made
+    return merged_module
 
 
 def _keep_to_forward(parent: nn.Module) -> None:
-    """Have a layer call its parts: in evaluation the library's encoder reads their weights itself,
-    where it may."""
+    """Make a transformer encoder layer call its submodules.
+
+    In evaluation PyTorch's fast path reads their weights directly, and would leave out adapters.
+    """
     if isinstance(parent, nn.TransformerEncoderLayer):
         parent.activation_relu_or_gelu = 0
 
 
 def _is_linear(part: nn.Module) -> bool:
-    """Whether it is a layer that others call; subclasses may be read in other ways."""
+    """Whether a module is a linear layer that can be wrapped.
+
+    Subclasses may use their weights in other ways.
+    """
     return type(part) is nn.Linear or _is_transposed(part)
 
 
 def _is_transposed(part: nn.Module) -> bool:
-    """Whether it is transformers' layer whose weight is (inputs, outputs)."""
+    """Whether a module is transformers' `Conv1D`, whose weight has the shape (inputs, outputs)."""
     kind = type(part)
     return kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.")
 

@@ -1,4 +1,4 @@
-"""Models by name, the checks of their parameters, and how one is built.
+"""Models by name: registration, checks of their parameters, and construction.
 
 A user's own module is named by import path ("package.module:Class") or file ("my_model.py:Net").
 Inputs are (B, channels, height, width), (B, features) or, for sequences, (B, length) of integer
@@ -31,21 +31,21 @@ class _Entry(NamedTuple):
 
 _models: dict[str, _Entry] = {}
 _shipped: set[str] = set()
-"""Names of the package's own models, which mean the same in every run."""
+"""Names of the package's own models, which users cannot register again."""
 
 
 def register(example: tuple[tuple[int, ...], int]) -> Callable[[Maker], Maker]:
-    """Decorator: make a network known by its function's name.
+    """Decorator that registers a model under its function's name.
 
-    The function takes `input_shape` and `classes`, and parameters of its own that have defaults;
-    its docstring's one line is the model's description. The example is an input shape and a number
-    of classes, at which the model is listed. The names of the package's own models cannot be taken.
+    The function takes `input_shape`, `classes`, and parameters with defaults; the first line of its
+    docstring describes the model. The example is an input shape and a number of classes, for which
+    the model is listed. The names of the package's own models cannot be used.
     """
 
     def add(make: Maker) -> Maker:
         if make.__name__ in _shipped:
-            told = "is the name of a model that stratafl ships: give the function another one"
-            raise InvalidInput("register", make.__name__, told)
+            allowed = "is the name of a model that stratafl ships: give the function another one"
+            raise InvalidInput("register", make.__name__, allowed)
         _models[make.__name__] = _Entry(make, *example)
         return make
 
@@ -59,7 +59,7 @@ def keep_names() -> None:
 
 @dataclass(frozen=True)
 class ListedModel:
-    """A model of the catalogue, at the sizes it has in the paper's experiments."""
+    """A registered model, with the sizes it has in the paper's experiments."""
 
     name: str
     description: str
@@ -69,27 +69,27 @@ class ListedModel:
 
 
 def catalogue() -> list[ListedModel]:
-    """The models known by name, smallest first; parameters are counted without allocating any."""
+    """List the registered models, smallest first; parameters are counted without allocation."""
     listed = []
     for name, (make, input_shape, classes) in _models.items():
         with torch.device("meta"):
             model = make(input_shape, classes)
         description = (make.__doc__ or "").strip().rstrip(".")
         listed.append(ListedModel(name, description, input_shape, classes, count_parameters(model)))
-    return sorted(listed, key=lambda each: each.parameters)
+    return sorted(listed, key=lambda entry: entry.parameters)
 
 
 def count_parameters(model: nn.Module) -> int:
-    """How many numbers are trained."""
+    """Number of trainable parameters."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 def build(name: str, input_shape: Shape | Mapping[str, Shape], classes: int, /, **params: Any) -> nn.Module:
-    """A model by name, or a user's own by "package.module:Class" or "file.py:Class".
+    """Build a registered model, or a user's own named "package.module:Class" or "file.py:Class".
 
-    `input_shape` is one sample's, as the model sees it, or a table of them where inputs have names;
-    `classes` is how many numbers it gives for a sample. A user's class or function gets `params`,
-    and these two where it has arguments of their names.
+    `input_shape` is the shape of one sample as the model sees it, or a table of shapes if inputs
+    have names; `classes` is the number of outputs per sample. A user's class or function gets
+    `params`, and these two if it has arguments of these names.
     """
     if not isinstance(name, str):
         raise InvalidInput("model.name", name, 'must be a name or "package.module:Class"')
@@ -121,18 +121,17 @@ def build(name: str, input_shape: Shape | Mapping[str, Shape], classes: int, /, 
 
 
 def _check_input_shape(name: str, shape: Shape | Mapping[str, Shape]) -> tuple[int, ...] | dict[str, tuple[int, ...]]:
-    """A sample's shape, or those of its inputs by name, which only a model of the user's own
-    takes."""
+    """Check the shape of a sample; shapes by name are for a user's own model only."""
     if not isinstance(shape, Mapping):
         check_sizes("input_shape", shape)
         return tuple(shape)
     if ":" not in name:
         raise InvalidInput("model.name", name, f"takes one input, and the data has {', '.join(shape)}")
-    return {key: tuple(each) for key, each in shape.items()}
+    return {key: tuple(size) for key, size in shape.items()}
 
 
 def _load_factory(path: str) -> Callable[..., Any]:
-    """What a user's own name stands for, if it may be called at all."""
+    """Load the class or function that a user's own name refers to."""
     maker = load_attribute("model.name", path)
     if not _is_model_factory(maker):
         raise InvalidInput("model.name", path, "must be a torch.nn.Module's class, or a Python function that makes one")
@@ -140,9 +139,9 @@ def _load_factory(path: str) -> Callable[..., Any]:
 
 
 def _is_model_factory(maker: object) -> bool:
-    """Whether it may be called at all.
+    """Whether an object is a module's class or a Python function.
 
-    What is neither a module's class nor a function of Python's may do anything.
+    Any other callable could do anything, and is not called.
     """
     while isinstance(maker, functools.partial):
         maker = maker.func
@@ -153,7 +152,7 @@ def _is_model_factory(maker: object) -> bool:
 
 
 def image_shape(name: str, shape: Shape, least: int) -> tuple[int, int, int]:
-    """Channels, height and width of an image that is large enough, otherwise the complaint."""
+    """Channels, height and width of an image shape, which must have at least a certain size."""
     if len(shape) != 3 or min(shape[1:]) < least:
         allowed = f"{name} takes images of at least {least}x{least}: (channels, height, width)"
         raise InvalidInput("input_shape", tuple(shape), allowed)
@@ -161,7 +160,7 @@ def image_shape(name: str, shape: Shape, least: int) -> tuple[int, int, int]:
 
 
 def check_sizes(field: str, sizes: Sequence[object]) -> None:
-    """Refuse what is no list of whole numbers above 0."""
+    """Check that a value is a list of positive whole numbers."""
     if not isinstance(sizes, Sequence) or not all(
         isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sizes
     ):

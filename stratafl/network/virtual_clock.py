@@ -99,7 +99,7 @@ class VirtualClock:
             if level > 1:
                 above = number * self.story.schedule.meetings[level - 1] // self.story.schedule.meetings[level]
                 missed_N = missed_N & present[level - 1, int(above)][tree.parents[level]]
-            late += tree.named(level, missed_N)
+            late += tree.owned_names(level, missed_N)
         heard = {at: came_N for at, came_N in row.came.items() if self.story.counts_late(at[0])}
         return _RoundTiming(seconds, total, present, tuple(late), heard)
 

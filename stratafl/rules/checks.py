@@ -74,7 +74,7 @@ def guarded_rule(label: str, rule: Rule) -> Rule:
         is_optional = getattr(defaults, name) is None
         if not callable(function) and not (is_optional and function is None):
             must = f"must be a function of ({', '.join(SIGNATURES[name])}){' or None' if is_optional else ''}"
-            raise UserCodeError(label, name, must, told=f"{label}: {name} is {what(function)}, {must}")
+            raise UserCodeError(label, name, must, message=f"{label}: {name} is {what(function)}, {must}")
     own = {name: each for name, each in functions.items() if each is not None and _is_own(each)}
     guarded: dict[str, Any] = {name: Called(label, name, each) for name, each in own.items()}
     return rule._replace(**guarded)

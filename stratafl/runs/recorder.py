@@ -121,7 +121,7 @@ class Recorder:
                 simulation.check()
                 if simulation.done:
                     return record
-            asked = max(self.ranks.all(stop.asked))
+            asked = max(self.ranks.all(stop.signal))
             if asked or (record is not None and every and record.round % every == 0):
                 folder.checkpoint(self.place, simulation.state(history=False))
             if asked:

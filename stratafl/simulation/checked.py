@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import torch
-from torch import Tensor
 
 from stratafl.base import topology
 from stratafl.base.device import check_device
@@ -21,8 +20,8 @@ from stratafl.core.rule import Rule
 from stratafl.core.schedule import Schedule, check_levels
 from stratafl.data import batches
 from stratafl.data.batches import Sampling
-from stratafl.data.dataset import Given, is_per_client, load_per_client, one_numbering
-from stratafl.data.dataset import load_dataset as given_data
+from stratafl.data.dataset import ClientIndex, FederatedData
+from stratafl.data.loading import check_class_names, is_per_client, load_dataset, load_per_client
 from stratafl.data.partition import partition
 from stratafl.data.partition.partition import Partition
 from stratafl.distributed.communicator import Communicator
@@ -43,12 +42,8 @@ class Checked:
     """Every argument, sound as far as it can be told alone."""
 
     tree: Tree
-    data: Given
-    test: Given | None
-    own_test: Given | None
-    """Test data of each client's own, with the samples of each."""
-    parts: list[Tensor]
-    """Each leaf's sample numbers."""
+    data: FederatedData
+    clients: ClientIndex
     rules: tuple[Rule, ...]
     schedule: Schedule
     leaf: Leaf
@@ -67,22 +62,18 @@ class Checked:
 
     @property
     def samples(self) -> list[int]:
-        """How many each leaf has."""
-        return [len(part) for part in self.parts]
+        """Number of samples of each client."""
+        return self.clients.sizes.tolist()
 
 
 def checked(problem: Problem, method: Method, evaluation: Evaluation, execution: Execution) -> Checked:
     """All arguments as the run works with them, or the complaint about the first that is wrong."""
     tree = Tree.of(problem.tree)
     seed = check_integer("seed", method.seed)
-    data, test = _data(problem, seed), _test(problem, seed)
-    own = load_client_test_data(problem.test_partition, tree, test, problem.columns, seed)
-    test = own if test is None else test
-    given = {"data": data, "test": test, "test_partition": own}
-    one_numbering((name, each.class_names) for name, each in given.items() if each is not None)
-    parts = partition.check_partition(_divided(problem, data), tree, len(data.supply.targets_N))
+    data = problem.data if isinstance(problem.data, FederatedData) else _data(problem, tree, seed)
+    clients = partition.check_partition(_divided(problem, data), tree, len(data.samples.targets_N))
     if problem.weights is not None:
-        tree = tree.weighted(problem.weights, [len(part) for part in parts])
+        tree = tree.weighted(problem.weights, clients.sizes.tolist())
     rules = rules_for(method.rules, tree.depth)
     leaf = client_update.client_update_of(method.leaf)
     schedule = _schedule(method, leaf, tree)
@@ -100,9 +91,7 @@ def checked(problem: Problem, method: Method, evaluation: Evaluation, execution:
     return Checked(
         tree=tree,
         data=data,
-        test=test,
-        own_test=own,
-        parts=parts,
+        clients=clients,
         rules=rules,
         schedule=schedule,
         leaf=leaf,
@@ -120,24 +109,24 @@ def checked(problem: Problem, method: Method, evaluation: Evaluation, execution:
     )
 
 
-def _data(problem: Problem, seed: int) -> Given:
-    """The samples to train on; client by client where there is no partition."""
+def _data(problem: Problem, tree: Tree, seed: int) -> FederatedData:
+    """The samples to train and to test on; client by client where there is no partition."""
     lazy = problem.lazy
     if not isinstance(lazy, bool):
         raise InvalidInput("lazy", lazy, "must be True or False")
-    read = load_per_client if problem.partition is None and is_per_client(problem.data) else given_data
-    made = read("data", problem.data, columns=problem.columns, lazy=lazy, seed=seed)
-    if problem.partition is None and made.parts is None:
+    read = load_per_client if problem.partition is None and is_per_client(problem.data) else load_dataset
+    data = read("data", problem.data, columns=problem.columns, lazy=lazy, seed=seed)
+    if problem.partition is None and data.clients is None:
         raise InvalidInput("partition", None, "is left out only where data is a list, one data set per client")
-    return made
-
-
-def _test(problem: Problem, seed: int) -> Given | None:
-    """The samples to test on, which are read once; several data sets are the clients' own."""
-    if problem.test is None:
-        return None
-    read = load_per_client if is_per_client(problem.test) else given_data
-    return read("test", problem.test, columns=problem.columns, seed=seed)
+    test = None
+    if problem.test is not None:
+        read = load_per_client if is_per_client(problem.test) else load_dataset
+        test = read("test", problem.test, columns=problem.columns, seed=seed)
+    client_test = load_client_test_data(problem.test_partition, tree, test, problem.columns, seed)
+    test = client_test if test is None else test
+    parts = {"data": data, "test": test, "test_partition": client_test}
+    check_class_names((name, part.declared_classes) for name, part in parts.items() if part is not None)
+    return replace(data, test=test, client_test=client_test, augment=problem.augment)
 
 
 def _schedule(method: Method, leaf: Leaf, tree: Tree) -> Schedule:
@@ -161,14 +150,14 @@ def _check_depth(periods: object, leaf: Leaf, tree: Tree) -> None:
         raise InvalidInput("periods", given, allowed)
 
 
-def _divided(problem: Problem, data: Given) -> Sequence[Any]:
+def _divided(problem: Problem, data: FederatedData) -> Sequence[Any] | ClientIndex:
     """Each client's sample numbers, not yet looked at."""
     parts = problem.partition
     if isinstance(parts, Partition):
         if parts.angles is not None:
             raise InvalidInput("partition", "with rotation", "turns images in a config alone: rotate them yourself")
         return parts.leaves
-    return (data.parts or ()) if parts is None else parts
+    return (data.clients or ()) if parts is None else parts
 
 
 def checked_evaluation(given: Evaluation, depth: int) -> Evaluation:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.topology import Tree
 from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import is_additive
-from stratafl.data.dataset import Given, is_per_client, load_per_client
+from stratafl.data.dataset import ClientIndex, FederatedData
 from stratafl.data.inputs import Pair
+from stratafl.data.loading import is_per_client, load_per_client
 from stratafl.data.partition import partition
 from stratafl.distributed.communicator import Communicator
 from stratafl.metrics.evaluation import EvaluationSums, evaluate, finalize_metrics
@@ -26,54 +26,56 @@ class ClientTestData:
     """Test data of each client's own; a group's is that of its clients."""
 
     pair: Pair
-    parts: list[Tensor]
-    """Each client's sample numbers in it, in the order of the whole tree's leaves; empty for one
-    that has none."""
+    clients: ClientIndex
+    """Samples of each client of the whole tree in it; none for a client that has no test data."""
 
     _first: dict[int, np.ndarray] = field(default_factory=dict, repr=False)
-    """Per level, the first leaf below each node: siblings are neighbours, so the others follow."""
+    """Per level, the first client below each node; the clients of a node are neighbours."""
 
     def of(self, tree: Tree, level: int, number: int) -> Pair:
         """What a node of the whole tree is evaluated on."""
         if level not in self._first:
             self._first[level] = np.searchsorted(tree.ancestors(level), np.arange(tree.sizes[level] + 1))
-        first, end = self._first[level][number : number + 2]
-        index = torch.cat(self.parts[first:end])
+        index = self.clients.of_range(*self._first[level][number : number + 2])
         return self.pair[0][index], self.pair[1][index]
 
 
-def load_client_test_data(given: Any, tree: Tree, test: Given | None, columns: object, seed: int) -> Given | None:
+def load_client_test_data(
+    test_partition: Any, tree: Tree, test: FederatedData | None, columns: object, seed: int
+) -> FederatedData | None:
     """Each client's own test data: by its sample numbers in the test data, or by a data set for
     each, None for one that has none."""
-    made: Given | None
-    if given is None:
-        made = test if test is not None and test.parts is not None else None
-    elif isinstance(given, Given):
-        made = given
+    if test_partition is None:
+        field, data = "test", test if test is not None and test.clients is not None else None
     else:
-        made = _own_test(given, tree, test, columns, seed)
-    if made is not None and len(made.parts or ()) != tree.leaves:
-        wanted = f"needs one per leaf of the tree, {tree.leaves} of them"
-        raise InvalidInput("test" if given is None else "test_partition", f"{len(made.parts or ())} parts", wanted)
-    return made
+        field, data = "test_partition", _divide_test_data(test_partition, tree, test, columns, seed)
+    count = 0 if data is None or data.clients is None else len(data.clients)
+    if data is not None and count != tree.leaves:
+        raise InvalidInput(field, f"{count} parts", f"needs one per leaf of the tree, {tree.leaves} of them")
+    return data
 
 
-def _own_test(given: Any, tree: Tree, test: Given | None, columns: object, seed: int) -> Given:
-    if isinstance(given, str | bytes | dict) or getattr(given, "ndim", 1) == 0 or not hasattr(given, "__len__"):
-        wanted = f"must be a list of sample numbers, or a data set, for each of the {tree.leaves} leaves"
-        raise InvalidInput("test_partition", given, wanted)
-    present = [each for each in given if each is not None]
+def _divide_test_data(
+    test_partition: Any, tree: Tree, test: FederatedData | None, columns: object, seed: int
+) -> FederatedData:
+    is_single = isinstance(test_partition, str | bytes | dict) or getattr(test_partition, "ndim", 1) == 0
+    if is_single or not hasattr(test_partition, "__len__"):
+        allowed = f"must be a list of sample numbers, or a data set, for each of the {tree.leaves} leaves"
+        raise InvalidInput("test_partition", test_partition, allowed)
+    present = [part for part in test_partition if part is not None]
     if is_per_client(present):
-        made = load_per_client("test_partition", present, columns=columns, seed=seed)
-        parts = iter(made.parts or ())
-        return made._replace(parts=[np.empty(0, dtype=np.int64) if each is None else next(parts) for each in given])
+        data = load_per_client("test_partition", present, columns=columns, seed=seed)
+        parts = iter(data.clients or ())
+        numbers = [np.empty(0, dtype=np.int64) if part is None else next(parts) for part in test_partition]
+        return replace(data, clients=ClientIndex.from_lists(numbers))
     if test is None:
         raise InvalidInput("test_partition", "sample numbers", "are those of test data, and there is none")
-    count = len(test.supply.targets_N)
+    count = len(test.samples.targets_N)
     numbers = [
-        partition.check_sample_numbers(f"test_partition[{leaf}]", each, count) for leaf, each in enumerate(given)
+        partition.check_sample_numbers(f"test_partition[{client}]", part, count)
+        for client, part in enumerate(test_partition)
     ]
-    return test._replace(parts=numbers)
+    return replace(test, clients=ClientIndex.from_lists(numbers))
 
 
 def is_evaluation_round(round: int, every: int, rounds: int) -> bool:
@@ -112,7 +114,7 @@ def evaluate_level(
     """The metrics of all nodes of a level that this process answers for, by name; of those that
     have test data, where each has its own."""
     found = {}
-    for node in map(int, np.flatnonzero(tree.counted(level))):
+    for node in map(int, np.flatnonzero(tree.owned(level))):
         name = tree.names[level][node]
         pair = test.of(tree.whole, *tree.whole.find(name)) if isinstance(test, ClientTestData) else test
         if len(pair[1]):

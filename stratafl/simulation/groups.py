@@ -23,7 +23,7 @@ from stratafl.core.losses import LossLike
 from stratafl.core.optimizer import LearningRate
 from stratafl.core.participation import Participation
 from stratafl.core.schedule import Schedule
-from stratafl.data.dataset import Given
+from stratafl.data.dataset import FederatedData
 from stratafl.data.partition.partition import Partition
 from stratafl.distributed.communicator import Communicator
 from stratafl.metrics.metrics import MetricsLike
@@ -36,8 +36,8 @@ Array = Tensor | np.ndarray
 Single = tuple[Array | Mapping[str, Array], Array] | Dataset
 """(inputs, targets), where inputs may be a table of tensors that the model gets by name; or a
 map-style data set of such pairs, or of tables (see `columns`), such as one of Hugging Face's."""
-Data = Single | Sequence[Single] | Given
-"""One data set for all, or one for each client."""
+Data = Single | Sequence[Single] | FederatedData
+"""One data set for all, or one for each client; or all data of a run, as a config has them."""
 Parts = Sequence[Sequence[int] | np.ndarray | Tensor] | Partition
 
 
@@ -82,7 +82,7 @@ class Problem:
     lazy: bool = False
     """Whether a data set's items are read anew for every batch, so that its random transforms draw
     anew: from the client's own stream, keyed by seed, client and step."""
-    test_partition: Sequence[Any] | Given | None = None
+    test_partition: Sequence[Any] | None = None
     """Test data of each client's own, in the order of the tree's leaves: its sample numbers in
     `test`, or a data set for each beside it. Where clients have their own, the nodes of
     `evaluate_levels` are evaluated on it, groups on that of all their clients."""

@@ -25,7 +25,7 @@ from stratafl.core.flat_module import FROZEN, FlatModule
 from stratafl.core.losses import parse_loss
 from stratafl.core.participation import expected_share
 from stratafl.data.batches import steps_per_epoch
-from stratafl.data.dataset import BatchKey, Given, LazySamples, SampleSource
+from stratafl.data.dataset import BatchKey, LazySamples, SampleSource
 from stratafl.data.inputs import NamedInputs, Pair
 from stratafl.distributed.assignment import assign_clients, client_cost
 from stratafl.distributed.subtree import Branch
@@ -116,14 +116,14 @@ def placed(given: Checked, flat: FlatModule, problem: Problem) -> Placed:
     client_update.check_strengths(flat.dtype, given.leaf, given.rules)
     dry_run_client_update(given.leaf, flat.parameters, flat.dtype, given.device)
     row = flat_module.initial_rows(flat, problem.initial)
-    train = given.data.supply.to(given.device, flat.dtype)
-    test = None if given.test is None else held(given.test, given.device, flat.dtype)
+    train = given.data.samples.to(given.device, flat.dtype)
+    test = None if given.data.test is None else held(given.data.test.samples, given.device, flat.dtype)
     flat.module.to(given.device)
     x_P, b_B = (each.to(given.device) for each in row)
     own = _own_pairs(given, test, flat.dtype)
     subject = ModelUnderTest(flat, x_P, b_B, parse_loss(problem.loss))
     unnamed = problem.loss is None
-    classes = validation.check_forward("data", subject, train.first(PROBE_SAMPLES), train.targets_N, unnamed)
+    classes = validation.check_forward("data", subject, train.head(PROBE_SAMPLES), train.targets_N, unnamed)
     if isinstance(train, LazySamples):
         train = replace(train, classes=classes)
     for name, pair in ("test", test), ("test_partition", None if own is None else own.pair):
@@ -131,11 +131,9 @@ def placed(given: Checked, flat: FlatModule, problem: Problem) -> Placed:
             validation.check_forward(name, subject, *pair, unnamed)
     chosen, stops = parse_metrics(given.evaluation.metrics), (given.evaluation.stop_at, given.evaluation.stop_when)
     objective = validation.build_objective(subject, chosen, test, *stops)
-    inputs, targets = train.batch(
-        max(given.parts, key=len)[:PROBE_SAMPLES].to(given.device), BatchKey(given.seed, 0, 0)
-    )
+    inputs, targets = train.batch(given.clients.largest()[:PROBE_SAMPLES].to(given.device), BatchKey(given.seed, 0, 0))
     few = sanitise_samples(inputs), sanitise_samples(targets)
-    augment = problem.augment
+    augment = given.data.augment
     if callable(augment) and isinstance(inputs, NamedInputs):
         augment = augment_fields(augment)
     validation.check_backward(subject, *few, augment, given.seed)
@@ -146,18 +144,18 @@ def placed(given: Checked, flat: FlatModule, problem: Problem) -> Placed:
 
 def _own_pairs(given: Checked, test: Pair | None, dtype: torch.dtype) -> ClientTestData | None:
     """Each client's own test data where it is evaluated; not twice where it is that of all."""
-    own = given.own_test
-    if own is None or own.parts is None:
+    whole, own = given.data.test, given.data.client_test
+    if own is None or own.clients is None:
         return None
-    is_same = given.test is not None and own.supply is given.test.supply
-    pair = test if is_same and test is not None else held(own, given.device, dtype)
-    return ClientTestData(pair, [torch.as_tensor(part, device=given.device) for part in own.parts])
+    is_same = whole is not None and own.samples is whole.samples
+    pair = test if is_same and test is not None else held(own.samples, given.device, dtype)
+    return ClientTestData(pair, own.clients.to(given.device))
 
 
-def held(given: Given, device: torch.device, dtype: torch.dtype) -> Pair:
+def held(samples: SampleSource, device: torch.device, dtype: torch.dtype) -> Pair:
     """All inputs and targets on a device, real numbers in the model's own type."""
-    supply = given.supply.to(device, dtype)
-    return supply.first(len(supply.targets_N)), supply.targets_N
+    samples = samples.to(device, dtype)
+    return samples.head(len(samples.targets_N)), samples.targets_N
 
 
 # -- sharded ---------------------------------------------------------------------------------------
@@ -197,7 +195,7 @@ def sharded(given: Checked, here: Placed, method: Method, keep_at_home: object =
         flat=flat,
         loss=loss,
         supply=here.train,
-        partition=[part.to(given.device) for part in given.parts[first : first + tree.leaves]],
+        clients=given.clients.part(first, first + tree.leaves).to(given.device),
         leaf=given.leaf,
         batch=given.batch,
         sampling=given.sampling,
@@ -268,7 +266,7 @@ def _engine(given: Checked, shard: Sharded) -> LoopEngine | StackedEngine:
     clients, passes = float(expected_share(given.participation, given.tree).sum()), given.leaf.epochs is not None
     too_many = schedule.check_drawn(given.schedule, clients, max(given.samples), given.batch, passes)
     if name is None or (name == "auto" and given.device.type == "cpu"):
-        whole = shard.training if given.ranks.count == 1 else replace(shard.training, partition=given.parts, first=0)
+        whole = shard.training if given.ranks.count == 1 else replace(shard.training, clients=given.clients, first=0)
         return make_default_engine(shard.training, whole, 0 if too_many else clients, given.precision)
     if too_many:
         raise InvalidInput("periods", list(given.schedule.periods), too_many)
@@ -282,5 +280,5 @@ def _notes(given: Checked, here: Placed, engine: LoopEngine | StackedEngine) -> 
     if FROZEN in profile.mutates:
         told = "writes to parameters that are not trained, which clients share: make buffers of them, which each has"
         raise InvalidInput("model", here.subject.kind, told)
-    read = [*given.data.notes, *(given.test.notes if given.test is not None else ())]
+    read = [*given.data.warnings, *(given.data.test.warnings if given.data.test is not None else ())]
     return fallback_notes(engine, given.engine, given.precision) + reproducibility_notes(profile) + read

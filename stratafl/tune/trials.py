@@ -171,8 +171,8 @@ class StopConditions:
     def check(self, first: bool = False) -> None:
         """Stop between two runs where that was asked for or the time is over; the first may begin
         however late it is."""
-        if self.stop.asked:
-            raise Interrupted(self.stop.asked)
+        if self.stop.signal:
+            raise Interrupted(self.stop.signal)
         if self.is_late and not first:
             raise OutOfTime
 
@@ -272,7 +272,7 @@ class TrialRunner:
                 launch.finish(self.say)
         except Interrupted:
             if guard.why is None:
-                if watch.stop.asked or not watch.is_late:
+                if watch.stop.signal or not watch.is_late:
                     raise
                 raise OutOfTime from None
             launch.folder.end(format.INTERRUPTED, launch.place, guard.why)
@@ -304,8 +304,8 @@ class _EarlyStopping:
 
     def met(self, meetings: int, of: int) -> None:
         """Look at the run after every meeting of the leaves with their parents."""
-        if self.watch.stop.asked or self.watch.is_late:
-            self.stop.asked = self.watch.stop.asked or signal.SIGTERM
+        if self.watch.stop.signal or self.watch.is_late:
+            self.stop.signal = self.watch.stop.signal or signal.SIGTERM
 
     def saw(self, record: RoundResult) -> None:
         """Look at the run after every global round."""
@@ -319,7 +319,7 @@ class _EarlyStopping:
             self.limit = last_round(stored, self.trainer.question, self.bars)
         if self.diverged is not None or record.round >= self.limit:
             self.why = BEATEN if self.diverged is None else DIVERGED
-            self.stop.asked = self.stop.asked or signal.SIGTERM
+            self.stop.signal = self.stop.signal or signal.SIGTERM
 
 
 def _key(config: Config) -> str:

@@ -1,4 +1,4 @@
-"""Files that are written whole and read within limits; whoever writes one keeps to its reader's."""
+"""Files that are written atomically and read within limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stratafl.base.errors import InvalidInput
 
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> int:
-    """The largest text, where a large one is quickly made."""
+    """A small limit for texts, so that a file beyond it is quickly written."""
     monkeypatch.setattr(files, "LARGEST_TEXT", 100)
     return files.LARGEST_TEXT
 

@@ -1,4 +1,4 @@
-"""Whose generators a run touches: those of its own device, never every GPU's."""
+"""Global generators that a run uses: those of its own device, not those of every GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stratafl.base.rng import torch_seeded
 
 
 def noisy(direction: Tensor, x: Tensor, correct: object) -> Tensor:
-    """A stage of one's own that draws, and so is tried with torch's generator set."""
+    """A user's gradient transform that draws random numbers, so that its trial seeds torch."""
     return direction + 0 * torch.rand_like(direction)
 
 
@@ -23,7 +23,7 @@ def initialised() -> nn.Module:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """The GPUs of a machine with three whose generators were asked for: each would be opened."""
+    """Record of the GPUs, out of three, whose generators were used; using one initialises it."""
     asked: list[object] = []
 
     def state(device: object = "cuda") -> Tensor:
@@ -48,7 +48,7 @@ def test_a_run_on_the_host_opens_no_gpu(engine: str, opened: list[object]) -> No
     assert opened == []
 
 
-def test_a_seed_reaches_the_devices_in_use_and_nothing_is_left_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_seed_reaches_devices_in_use_and_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = torch.Generator().manual_seed(3), torch.Generator().manual_seed(4)
     monkeypatch.setattr(torch.cuda, "default_generators", gpus)
     monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: [each.manual_seed(seed) for each in gpus])
@@ -61,7 +61,7 @@ def test_a_seed_reaches_the_devices_in_use_and_nothing_is_left_of_it(monkeypatch
 
 
 def test_a_gpu_that_is_opened_later_has_the_user_s_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which the library keeps until then; a seed of ours would take its place."""
+    """PyTorch stores the user's seed for such a GPU; the library's own must not replace it."""
     kept: list[int] = []
     monkeypatch.setattr(torch.cuda, "default_generators", ())
     monkeypatch.setattr(torch.cuda, "manual_seed_all", kept.append)

@@ -1,4 +1,4 @@
-"""The global generators: what a user's code draws is of a seed, and nobody else draws otherwise."""
+"""Random numbers of user code depend on the seed, and the library changes no other generator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random numbers as functions of where they are used."""
+"""Counter-based random numbers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_draw_does_not_depend_on_its_company() -> None:
 
 
 def test_golden_values() -> None:
-    """The stream may never change: stored runs could not be repeated."""
+    """The stream must not change, or stored runs could not be reproduced."""
     assert derive_seed(0, Stream.BATCH) == GOLDEN_FIRST
     assert derive_seed(42, Stream.MODULE, 3, 1000) == GOLDEN_MODULE
     assert random_bits(7, Stream.BATCH, 1, torch.arange(3)).tolist() == GOLDEN_BITS

@@ -1,5 +1,4 @@
-"""Small parts that much stands on: bounds of numbers, arrays on a device, rows in a checkpoint, and
-signals."""
+"""Bounds of numbers, arrays on a device, rows of a checkpoint, and signals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trees: their notations, names, weights, and the mean and spread every method is built on."""
+"""Trees: notations, names, weights, means over siblings, and values for children."""
 
 from __future__ import annotations
 
@@ -157,14 +157,14 @@ def test_a_parent_with_nobody_present_gets_zero() -> None:
     rows[2] = 5
     there = torch.tensor([False, False, True, False])
     assert tree.mean(2, rows, there).tolist() == [[0, 0], [5, 5]]
-    assert tree.share(2, there).tolist() == [0, 0.5]
+    assert tree.present_weight(2, there).tolist() == [0, 0.5]
 
 
 def test_share_is_the_weight_that_came() -> None:
     tree = Tree.of([2, 3]).weighted([1, 3, 2, 2, 4])
     there = torch.tensor([True, False, True, False, True])
-    np.testing.assert_allclose(tree.share(2, there), [1 / 4, 6 / 8])
-    np.testing.assert_allclose(tree.share(2, torch.ones(5, dtype=torch.bool)), [1, 1])
+    np.testing.assert_allclose(tree.present_weight(2, there), [1 / 4, 6 / 8])
+    np.testing.assert_allclose(tree.present_weight(2, torch.ones(5, dtype=torch.bool)), [1, 1])
 
 
 @settings(max_examples=20, deadline=None)
@@ -173,7 +173,7 @@ def test_the_mean_undoes_the_spread(shape, seed: int) -> None:
     tree = Tree.of(shape).weighted(random_weights(shape, seed))
     for level in range(1, tree.depth + 1):
         rows = torch.tensor(np.random.default_rng(seed).normal(size=(tree.sizes[level - 1], 2)))
-        spread = tree.spread(level, rows)
+        spread = tree.to_children(level, rows)
         assert torch.equal(spread, rows[torch.as_tensor(tree.parents[level])])
         torch.testing.assert_close(tree.mean(level, spread), rows, rtol=0, atol=1e-14)
 
@@ -184,7 +184,7 @@ def test_ancestors_are_parents_of_parents(shape) -> None:
     for level in range(tree.depth + 1):
         rows = torch.arange(tree.sizes[level])[:, None]
         for lower in range(level + 1, tree.depth + 1):
-            rows = tree.spread(lower, rows)
+            rows = tree.to_children(lower, rows)
         assert rows[:, 0].tolist() == tree.ancestors(level).tolist()
 
 

@@ -1,4 +1,4 @@
-"""Which files are a user's own."""
+"""Recognition of user files."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from stratafl.base.tracebacks import is_user_file
 
 
 @pytest.fixture(autouse=True)
-def asked_anew() -> Iterator[None]:
-    """Nobody remembers what was said of another search path."""
-    for each in (tracebacks.is_user_file, tracebacks._others):
+def cleared_caches() -> Iterator[None]:
+    """Clear the caches, which depend on the search path."""
+    for each in (tracebacks.is_user_file, tracebacks._library_folders):
         each.cache_clear()
     yield
-    for each in (tracebacks.is_user_file, tracebacks._others):
+    for each in (tracebacks.is_user_file, tracebacks._library_folders):
         each.cache_clear()
 
 
@@ -29,10 +29,8 @@ def test_neither_this_package_nor_python_nor_a_library_is(tmp_path: Path) -> Non
     assert not any(map(is_user_file, (stratafl.__file__, torch.__file__, pytest.__file__, tracebacks.os.__file__)))
 
 
-def test_a_folder_of_the_search_path_is_unless_libraries_were_installed_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As `pip install --target` does it, whose folder is then named in PYTHONPATH."""
+def test_a_search_path_folder_is_unless_libraries_are_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of `pip install --target`, which is then named in PYTHONPATH."""
     mine, installed = tmp_path / "mine", tmp_path / "installed"
     mine.mkdir()
     (installed / "library-1.0.dist-info").mkdir(parents=True)

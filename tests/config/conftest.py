@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from stratafl.base.topology import Tree
-from stratafl.config.data import PreparedData, prepared
+from stratafl.config.data import prepared
 from stratafl.config.schema import Config
+from stratafl.data.dataset import FederatedData
 
 LOADER = """
 import numpy as np
@@ -105,7 +106,7 @@ def config(folder: Path, data: str, more: str = "") -> Config:
     return Config.load(folder / "study.toml")
 
 
-def data_of(folder: Path, data: str, seed: int = 0) -> PreparedData:
+def data_of(folder: Path, data: str, seed: int = 0) -> FederatedData:
     return prepared(config(folder, data).data, TREE, seed)
 
 

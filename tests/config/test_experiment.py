@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
@@ -20,13 +19,12 @@ def test_only_training_images_are_turned_each_group_by_its_own_angle() -> None:
     plain = prepared(DataConfig(), TREE, seed=1)
     turned = prepared(DataConfig(rotation={"start": 0, "step": 90}), TREE, seed=1)
     digits = load("digits")
-    stay = np.concatenate(turned.partition.leaves[:2])
-    turn = np.concatenate(turned.partition.leaves[2:])
+    stay, turn = turned.clients.of_range(0, 2), turned.clients.of_range(2, 4)
     assert torch.equal(turned.inputs[stay], plain.inputs[stay])
     expected = rotate(torch.tensor(digits.x_train[turn]), 90.0)
     assert torch.equal(turned.inputs[turn], normalise(channels_first(expected), digits.mean, digits.std))
     assert turned.test is not None and plain.test is not None
-    assert torch.equal(turned.test.supply.first(1), plain.test.supply.first(1))
+    assert torch.equal(turned.test.samples.head(1), plain.test.samples.head(1))
 
 
 def test_augmented_batches_are_what_a_client_trains_on() -> None:

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from stratafl import InvalidInput
 from stratafl.base.topology import Tree
+from stratafl.cli.main import app
 from stratafl.config.data import LabelCounts, prepared, split
 from stratafl.config.schema import Config
 from stratafl.config.setup import experiment, study
@@ -24,7 +26,7 @@ def test_a_function_gives_the_data_and_its_arguments_are_a_table(folder: Path) -
     text = 'name = "my_data.py:arrays"\narguments = { samples = 20, width = 2 }\n'
     text += 'partition = ["iid", { name = "classes", k = 1 }]'
     made = data_of(folder, text)
-    assert made.shape == (2,) and len(made.train.supply.targets_N) == 20 and made.classes == ("0", "1")
+    assert made.shape == (2,) and len(made.samples.targets_N) == 20 and made.classes == ("0", "1")
     assert LabelCounts.of(made).fingerprint == LabelCounts.of(data_of(folder, text)).fingerprint
     assert LabelCounts.of(made).fingerprint != LabelCounts.of(data_of(folder, text, seed=1)).fingerprint
     result = experiment(config(folder, text, ROUNDS)).run()
@@ -33,12 +35,12 @@ def test_a_function_gives_the_data_and_its_arguments_are_a_table(folder: Path) -
 
 def test_a_function_may_give_each_client_its_own(folder: Path) -> None:
     made = data_of(folder, 'name = "my_data.py:each"')
-    assert made.partition.sizes.tolist() == [3, 4, 5, 6] and made.classes == ("no", "yes")
+    assert made.clients.sizes.tolist() == [3, 4, 5, 6] and made.classes == ("no", "yes")
     assert LabelCounts.of(made).labels.tolist() == [[2, 1], [2, 2], [3, 2], [3, 3]]
     with pytest.raises(InvalidInput, match="comes divided"):
         data_of(folder, 'name = "my_data.py:each"\npartition = ["iid", "iid"]')
     divided = data_of(folder, 'name = "my_data.py:owned"\narguments = { divided = true }')
-    assert [part.tolist() for part in divided.partition.leaves][3] == [9, 10, 11]
+    assert [part.tolist() for part in divided.clients][3] == [9, 10, 11]
 
 
 def test_owners_make_a_natural_partition(folder: Path) -> None:
@@ -47,8 +49,8 @@ def test_owners_make_a_natural_partition(folder: Path) -> None:
     )
     (folder / "study.toml").write_text(text)
     made = prepared(Config.load(folder / "study.toml").data, Tree.of("3"), 0)
-    labels = made.train.supply.targets_N.numpy()
-    assert all(len(set(labels[part])) == 1 for part in made.partition.leaves)
+    labels = made.samples.targets_N.numpy()
+    assert all(len(set(labels[part])) == 1 for part in made.clients)
 
 
 def test_targets_need_not_be_classes(folder: Path) -> None:
@@ -58,8 +60,9 @@ def test_targets_need_not_be_classes(folder: Path) -> None:
     assert counts.classes == ("samples",) and counts.labels.tolist() == [[5]] * 4
     with pytest.raises(InvalidInput, match=r"data\.partition\[1\] = 'dirichlet': the targets are no class numbers"):
         data_of(folder, 'name = "my_data.py:real"\npartition = ["iid", { name = "dirichlet", alpha = 1.0 }]')
-    with pytest.raises(InvalidInput, match="no classes to show"):
-        split(config(folder, 'name = "my_data.py:real"').data, TREE, 0)
+    config(folder, 'name = "my_data.py:real"')
+    shown = CliRunner().invoke(app, ["data", "show", str(folder / "study.toml")])
+    assert "has no classes to show the split of" in str(shown.exception)
 
 
 def test_inputs_with_names_reach_a_model_of_ones_own(folder: Path) -> None:
@@ -119,12 +122,12 @@ def test_a_table_with_a_label_and_a_group_column(folder: Path, suffix: str) -> N
         pd.read_csv(folder / "table.csv").to_parquet(folder / "table.parquet")
     text = f'name = "table.{suffix}"\ntest = "table.{suffix}"\ncolumns = {{ targets = "sick", owner = "hospital" }}\n'
     made = data_of(folder, text + 'partition = ["natural", "natural"]')
-    assert made.shape == (2,) and made.classes == ("no", "yes") and len(made.train.supply.targets_N) == 8
-    assert sorted(part.tolist() for part in made.partition.leaves) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert made.shape == (2,) and made.classes == ("no", "yes") and len(made.samples.targets_N) == 8
+    assert sorted(part.tolist() for part in made.clients) == [[0, 1], [2, 3], [4, 5], [6, 7]]
     real = data_of(
         folder, f'name = "table.{suffix}"\ncolumns = {{ inputs = ["age"], targets = "weight" }}\ntest = 0.25'
     )
-    assert real.classes == () and real.test is not None and len(real.test.supply.targets_N) == 2
+    assert real.classes == () and real.test is not None and len(real.test.samples.targets_N) == 2
     assert experiment(config(folder, text, ROUNDS)).run().history[-1].metrics["loss"] > 0
 
 
@@ -149,10 +152,10 @@ def test_arrays_in_a_file(folder: Path) -> None:
     np.savez(folder / "both.npz", x_train=x, y_train=y, x_test=x[:5], y_test=y[:5], owner_train=np.arange(20) % 4)
     np.savez(folder / "one.npz", x=x, y=y)
     both = data_of(folder, 'name = "both.npz"\npartition = ["natural", "natural"]')
-    assert both.partition.sizes.tolist() == [5] * 4 and both.test is not None
+    assert both.clients.sizes.tolist() == [5] * 4 and both.test is not None
     one = data_of(folder, 'name = "one.npz"\ntest = 0.2')
-    assert len(one.train.supply.targets_N) == 16
-    assert one.test is not None and len(one.test.supply.targets_N) == 4
+    assert len(one.samples.targets_N) == 16
+    assert one.test is not None and len(one.test.samples.targets_N) == 4
     assert data_of(folder, 'name = "one.npz"').test is None
     np.savez(folder / "none.npz", a=x)
     with pytest.raises(InvalidInput, match="must have x and y; it has a"):
@@ -171,14 +174,14 @@ def test_a_folder_of_images(folder: Path) -> None:
                 Image.fromarray(pixels).save(folder / "images" / part / label / f"{number}.png")
     text = 'name = "images/"\naugment = "flip_and_crop"\nrotation = { step = 90 }\n'
     made = data_of(folder, text + 'partition = ["iid", { name = "classes", k = 1 }]')
-    assert made.shape == (3, 8, 8) and made.classes == ("cat", "dog") and made.partition.angles is not None
-    assert made.test is not None and len(made.test.supply.targets_N) == 4
+    assert made.shape == (3, 8, 8) and made.classes == ("cat", "dog") and made.angles is not None
+    assert made.test is not None and len(made.test.samples.targets_N) == 4
     alone = data_of(folder, 'name = "images/train"\ntest = 0.25')
-    assert alone.test is not None and len(alone.test.supply.targets_N) == 3
+    assert alone.test is not None and len(alone.test.samples.targets_N) == 3
     with pytest.raises(InvalidInput, match="say what to test on"):
         data_of(folder, 'name = "images/train"')
-    labelled, _ = split(config(folder, 'name = "images/"').data, TREE, 0)
-    assert labelled.stored is not None and labelled.y_train.tolist() == [0] * 6 + [1] * 6
+    whole, stored = split(config(folder, 'name = "images/"').data, TREE, 0)
+    assert stored is not None and whole.samples.targets_N.tolist() == [0] * 6 + [1] * 6
 
 
 def test_a_data_set_of_hugging_faces_from_a_folder(folder: Path) -> None:
@@ -194,8 +197,8 @@ def test_a_data_set_of_hugging_faces_from_a_folder(folder: Path) -> None:
     text = 'name = "hf:saved"\ncolumns = { owner = "who" }\npartition = ["natural", "natural"]\n'
     found = data_of(folder, text)
     assert found.classes == ("bad", "good") and found.shape == {"codes": (3,), "scale": (1,)}
-    assert found.partition.sizes.tolist() == [4] * 4
-    assert found.test is not None and len(found.test.supply.targets_N) == 4
+    assert found.clients.sizes.tolist() == [4] * 4
+    assert found.test is not None and len(found.test.samples.targets_N) == 4
     model = '[model]\nname = "net.py:Net"\n[run]\nrounds = 1\n'
     wanted = study(config(folder, text, model)).simulation.run().module.state_dict()
     lazy = study(config(folder, text + "lazy = true\n", model)).simulation.run().module.state_dict()

@@ -85,7 +85,7 @@ def test_the_training_file_says_what_targets_are(folder: Path, suffix: str, trai
     classes = {"whole": ("0", "1"), "decimal": (), "texts": ("no", "yes"), "truth": ("False", "True")}[trained]
     assert made.classes == classes and made.test is not None
     expected = KINDS[tested][1] if trained == "decimal" else [1, 0]
-    assert made.test.supply.targets_N.flatten().tolist() == expected
+    assert made.test.samples.targets_N.flatten().tolist() == expected
 
 
 def test_a_column_of_a_type_of_pandas_is_what_its_values_are(folder: Path) -> None:
@@ -141,7 +141,7 @@ def test_owners_of_arrays_are_as_many_as_samples(folder: Path) -> None:
 def test_arrays_to_train_on_may_be_tested_on_a_share(folder: Path) -> None:
     np.savez(folder / "train.npz", x_train=X, y_train=Y.astype(np.int32), owner_train=Y)
     made = data_of(folder, 'name = "train.npz"\ntest = 0.2')
-    assert made.test is not None and len(made.test.supply.targets_N) == 4
+    assert made.test is not None and len(made.test.samples.targets_N) == 4
     np.savez(folder / "both.npz", x_train=X, y_train=Y, x_test=X, y_test=Y)
     with pytest.raises(InvalidInput, match=r"both\.npz has an x_test of its own"):
         data_of(folder, 'name = "both.npz"\ntest = 0.2')
@@ -155,7 +155,7 @@ def test_parts_of_a_data_set_are_no_classes_of_images(folder: Path) -> None:
         with pytest.raises(InvalidInput, match=r"has a folder train: .*name both folders"):
             data_of(folder, f'name = "images/"{test}')
     made = data_of(folder, 'name = "images/train"\ntest = "images/val"')
-    assert made.classes == ("cat", "dog") and made.test is not None and len(made.test.supply.targets_N) == 8
+    assert made.classes == ("cat", "dog") and made.test is not None and len(made.test.samples.targets_N) == 8
 
 
 def test_hidden_files_and_folders_are_no_images(folder: Path) -> None:
@@ -163,7 +163,7 @@ def test_hidden_files_and_folders_are_no_images(folder: Path) -> None:
         drawn(folder / "images" / label)
     (folder / "images" / "cat" / "._0.png").write_bytes(b"a file system's own")
     made = data_of(folder, 'name = "images/"\ntest = 0.25')
-    assert made.classes == ("cat", "dog") and len(made.train.supply.targets_N) == 6
+    assert made.classes == ("cat", "dog") and len(made.samples.targets_N) == 6
 
 
 def test_images_of_more_than_8_bits_are_refused_and_not_made_white(folder: Path) -> None:

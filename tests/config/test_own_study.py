@@ -117,8 +117,8 @@ def test_a_deployed_root_starts_from_it_too(folder: Path) -> None:
     whole = study(made).data
     (inputs, targets), outputs = part_of(made, 3)
     assert isinstance(inputs, torch.Tensor) and outputs == 2
-    mine = torch.as_tensor(whole.partition.leaves[3])
-    assert torch.equal(inputs, whole.train.supply.first(1)[mine]) and len(targets) == len(mine)
+    mine = torch.as_tensor(whole.clients[3])
+    assert torch.equal(inputs, whole.samples.head(1)[mine]) and len(targets) == len(mine)
     config(folder, 'name = "my_data.py:named"', '[model]\nname = "net.py:Net"\n')
     with pytest.raises(InvalidInput, match="takes one, which has no name"):
         provision(Topology.load(folder / "topology.toml"), folder / "others")

@@ -1,4 +1,4 @@
-"""What tests of data share: an empty data root."""
+"""Fixtures of the data tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty data root that every call uses by default, with no originals in reach."""
+    """An empty data root, used by default, without original files in reach."""
     folder = tmp_path / "root"
     monkeypatch.setenv("STRATAFL_DATA", str(folder))
     monkeypatch.delenv("STRATAFL_REAL_DATA", raising=False)

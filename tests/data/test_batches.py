@@ -1,4 +1,4 @@
-"""The samples a client uses in a step."""
+"""Samples of a client's steps."""
 
 from __future__ import annotations
 

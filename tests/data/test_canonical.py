@@ -1,4 +1,4 @@
-"""The stored form: what is written comes back, damage is seen, interruptions leave nothing."""
+"""Stored data sets: round trip, detection of damage, and interrupted writes."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_arrays_that_do_not_fit_together_are_refused(field: str, value: object, 
 def test_a_failure_at_any_step_leaves_the_old_set_or_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
 ) -> None:
-    """Fail at each file-system step in turn; a reader must never see a mixture."""
+    """A failure at any file-system step must not leave a mixture of two data sets."""
     old, new = _images(seed=1), _images(seed=2)
     steps_done = 0
     for failing in range(100):
@@ -196,7 +196,7 @@ def test_a_killed_run_leaves_nothing_that_looks_complete(tmp_path: Path) -> None
 import os, signal, sys
 from pathlib import Path
 import numpy as np
-from stratafl.data.catalog.storage import Samples, complete, write
+from stratafl.data.catalog.storage import DatasetArrays, add_statistics, write
 save = np.save
 def stop(file, array, **options):
     save(file, array, **options)
@@ -204,8 +204,8 @@ def stop(file, array, **options):
         os.kill(os.getpid(), signal.SIGKILL)
 np.save = stop
 x, y = np.zeros((4, 2, 2), np.uint8), np.arange(4) % 2
-samples = Samples(kind="image", x_train=x, y_train=y, x_test=x, y_test=y, classes=("a", "b"))
-write(complete("cifar10", "a form", samples), "", Path(sys.argv[1]))
+samples = DatasetArrays(kind="image", x_train=x, y_train=y, x_test=x, y_test=y, classes=("a", "b"))
+write(add_statistics("cifar10", "a form", samples), "", Path(sys.argv[1]))
 """
     result = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
     assert result.returncode == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""What a user gives as data: every form of it trains as the tensors it stands for do."""
+"""All forms of user data train like the tensors they stand for."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ X, Y = samples()
 
 
 def rows(simulation: Any) -> Tensor:
-    """The root's model after the run."""
+    """Model of the root after a run."""
     return torch.cat([value.flatten() for value in simulation.run().module.state_dict().values()])
 
 
@@ -44,7 +44,7 @@ def linear() -> nn.Module:
 
 
 class Masked(nn.Module):
-    """Takes keywords: codes and a mask."""
+    """A model with keyword inputs: codes and a mask."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def texts() -> tuple[dict[str, Tensor], Tensor]:
 
 
 class Tables(Dataset):
-    """Items as tables, in the way of Hugging Face."""
+    """Items that are tables, as Hugging Face's data sets have them."""
 
     column_names = ("codes", "mask", "label", "speaker")
 
@@ -76,7 +76,7 @@ class Tables(Dataset):
 
 
 class Numbers(Dataset):
-    """Pairs of an input and a number of NumPy's."""
+    """Pairs of an input and a NumPy integer."""
 
     def __init__(self, x: Tensor, y: np.ndarray):
         self.x, self.y = x, y
@@ -89,7 +89,7 @@ class Numbers(Dataset):
 
 
 class Noisy(Dataset):
-    """Its items are drawn anew from all three generators whenever they are read."""
+    """Items are drawn from all three global generators whenever they are read."""
 
     def __init__(self) -> None:
         self.x, self.y = samples()
@@ -172,7 +172,7 @@ def test_a_table_of_inputs_is_given_to_the_model_as_keywords() -> None:
     assert torch.equal(rows(trained(Masked, Tables(), columns=columns, lazy=True)), wanted)
 
     class Codes(nn.Sequential):
-        """One column by itself is no keyword."""
+        """A single input column is passed by position."""
 
         def __init__(self) -> None:
             super().__init__(nn.Embedding(9, 3), nn.Flatten(), nn.Linear(18, 3))
@@ -240,7 +240,7 @@ def test_one_line_says_what_is_wrong(data: Any, more: dict[str, Any], field: str
 
 
 class Named(TensorDataset):
-    """Classes with names, as a folder of images has them."""
+    """Class names, as an image folder declares them."""
 
     def __init__(self, *names: str) -> None:
         super().__init__(X[:10], Y[:10])
@@ -248,7 +248,7 @@ class Named(TensorDataset):
 
 
 def test_class_numbers_stand_for_the_same_everywhere() -> None:
-    """A client's folder without one of the classes numbers the others anew."""
+    """A client's folder that lacks a class, and therefore numbers the others differently."""
     whole, less = Named("cat", "dog", "owl"), Named("cat", "owl")
     trained(linear, [whole, Named("cat", "dog"), whole, whole], None, test=whole)
     mended = Named("cat", "owl")
@@ -289,7 +289,7 @@ def test_a_data_set_that_draws_is_read_once_and_that_is_said(capsys: pytest.Capt
     assert not trained(linear, TensorDataset(*samples())).notes
 
 
-def test_lazy_reading_draws_anew_for_every_batch_and_leaves_the_generators_alone() -> None:
+def test_lazy_reading_draws_anew_and_restores_the_generators() -> None:
     read: list[int] = []
 
     class Counted(Noisy):
@@ -333,7 +333,7 @@ def test_a_generator_of_its_own_is_told_of() -> None:
     assert "cannot be repeated" in note
 
 
-def test_a_run_that_is_kept_goes_on_with_lazy_data_and_notices_other(tmp_path: Path) -> None:
+def test_a_saved_run_resumes_with_lazy_data_and_detects_other(tmp_path: Path) -> None:
     columns = {"inputs": ["codes", "mask"], "targets": "label"}
 
     def kept(name: str, **more: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Every published form of the image sets, on small files of the same format, whole and damaged."""
+"""Every published format of the image data sets, complete and damaged, on small files."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _pack(folder: Path, target: Path, mode: Literal["w", "w:gz"] = "w:gz") -> Pa
 
 
 def _assert_holds(name: str, parts: dict[str, tuple]) -> None:
-    """The loaded set holds these samples; in which order is its own affair."""
+    """The loaded data set has these samples, in any order."""
     dataset = load(name, verify=True)
     for part, (x, y) in parts.items():
         found_x, found_y = getattr(dataset, f"x_{part}"), getattr(dataset, f"y_{part}")
@@ -226,7 +226,7 @@ def test_a_set_of_another_size_is_refused(root: Path, tmp_path: Path, case: Case
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__[1:])
 def test_a_cut_file_is_refused(root: Path, tmp_path: Path, case: Case) -> None:
-    """Each form's largest file, or the archive itself, loses its second half."""
+    """Cut off the second half of each format's largest file, or of the archive itself."""
     name, source, _ = case(tmp_path)
     files = [source] if source.is_file() else [p for p in source.rglob("*") if p.is_file()]
     victim = max((p for p in files if "valid" not in p.parts), key=lambda p: p.stat().st_size)
@@ -247,7 +247,7 @@ def test_noise_in_place_of_a_file_is_refused(root: Path, tmp_path: Path, case: C
     assert not root.exists()
 
 
-def test_images_stored_class_by_class_are_mixed_the_same_way_each_time(root: Path, tmp_path: Path) -> None:
+def test_images_stored_class_by_class_get_one_fixed_order(root: Path, tmp_path: Path) -> None:
     name, source, _ = _cinic(tmp_path)
     first = prepare(name, source, allow_partial=True)
     labels = load(name).y_train

@@ -1,4 +1,4 @@
-"""The hub's tables, as small local parquet files of the same schema and layout."""
+"""Tables of the Hugging Face hub, as small parquet files with the same schema and layout."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCHEMAS: dict[str, tuple[str, dict[str, list[str]], tuple[int, ...]]] = {
 
 @pytest.fixture
 def hub(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The package, with its cache in a folder of the test; without it these tests say so."""
+    """The package `datasets` with its cache in a temporary folder; tests skip without it."""
     datasets = pytest.importorskip("datasets", reason="needs the package datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     datasets.disable_progress_bars()
@@ -71,7 +71,7 @@ def _assert_holds(name: str, parts: dict[str, tuple]) -> None:
 
 
 def _redirect(datasets: Any, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[str]:
-    """Let the package look for repositories in a local folder; the list says what it was asked."""
+    """Redirect repositories to a local folder; the list records the requests."""
     asked: list[str] = []
     real = datasets.load_dataset
 

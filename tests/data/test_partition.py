@@ -1,4 +1,4 @@
-"""Partitions: every sample once, the sizes asked for, pure in the seed, and the right skew."""
+"""Partitions: each sample used once, requested sizes, reproducibility and label skew."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RELEASE = {"name": "release_dirichlet", "alpha": 0.1}
 
 @st.composite
 def trees(draw: st.DrawFn) -> list[np.ndarray]:
-    """Trees of depth 1 to 3 in which every node has its own number of children."""
+    """Trees of depth 1 to 3 whose nodes have different numbers of children."""
     parents, nodes = [np.empty(0, dtype=np.int64)], 1
     for _ in range(draw(st.integers(1, 3))):
         children = draw(st.lists(st.integers(1, 4), min_size=nodes, max_size=nodes))
@@ -32,7 +32,7 @@ def trees(draw: st.DrawFn) -> list[np.ndarray]:
 
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[np.ndarray, list[np.ndarray], list[object], int]:
-    """Uneven trees, classes from abundant to a single sample, any method on any level."""
+    """Uneven trees, classes with one or with many samples, any method on any level."""
     parents = draw(trees())
     counts = draw(st.lists(st.sampled_from([1, 2, 7, 60, 300]), min_size=1, max_size=8))
     counts[0] += 8 * len(parents[-1])
@@ -92,7 +92,7 @@ def test_filling_ends_and_holds_both_margins(fill, pool, siblings, alpha, seed):
 
 
 def distances(levels: list[object], seeds: range) -> np.ndarray:
-    """Mean over seeds of client to group, group to global and client to global."""
+    """Mean distances over seeds: client to group, group to global, and client to global."""
     parents = Tree.of("10x10").parents
     rows = []
     for seed in seeds:
@@ -124,7 +124,7 @@ def test_one_level_can_be_even_and_the_other_not():
 
 
 def literal_release(pool, sizes, alpha, rng):
-    """The procedure word for word, one sample at a time."""
+    """The released procedure, literally, one sample at a time."""
     cumulative = np.cumsum(rng.dirichlet([alpha] * len(pool), size=len(sizes)), axis=1)
     left, need, empty = pool.copy(), sizes.copy(), set()
     counts = np.zeros((len(sizes), len(pool)), dtype=np.int64)
@@ -155,9 +155,9 @@ def test_release_dirichlet_agrees_with_the_literal_procedure():
         # over early ones), and the distance to the even split.
         distance = np.abs(counts / 40 - 1 / 6).sum(axis=2).mean() / 2
         shape[fill.__name__] = np.append(counts.max(axis=1).mean(axis=0) / 40, distance)
-    difference = np.abs(shape["flattening"] - shape["literal_release"])
+    difference = np.abs(shape["fill_released_code"] - shape["literal_release"])
     assert difference.max() < 0.08 and difference[-1] < 0.03
-    assert shape["keeping"][-1] - shape["flattening"][-1] > 0.05
+    assert shape["fill_fixed_priors"][-1] - shape["fill_released_code"][-1] > 0.05
 
 
 def test_a_kept_prior_survives_the_end_of_its_favourite_class():
@@ -170,7 +170,7 @@ def test_a_kept_prior_survives_the_end_of_its_favourite_class():
 
 
 @pytest.mark.parametrize("sizes", [None, "equal"])
-def test_label_shift_gives_three_classes_a_group_and_two_a_client(sizes):
+def test_label_shift_gives_groups_three_and_clients_two_classes(sizes):
     labels, parents = np.arange(60_000) % 10, Tree.of("10x10").parents
     levels = [
         {"name": "classes", "k": 3, "sizes": sizes},
@@ -187,7 +187,7 @@ def test_label_shift_gives_three_classes_a_group_and_two_a_client(sizes):
         assert set(result.sizes) == {600}
 
 
-def test_label_shift_drops_classes_without_a_holder_and_counts_them():
+def test_label_shift_counts_dropped_classes_without_a_holder():
     labels = np.arange(1000) % 10
     result = partition(labels, Tree.of("2").parents, [{"name": "classes", "k": 3}], seed=0)
     check_cover(result, 1000)

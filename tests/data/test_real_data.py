@@ -1,7 +1,8 @@
-"""The published sets themselves, where they are at hand.
+"""The published data sets themselves, if they are available.
 
-Put downloads into a folder and name it in STRATAFL_REAL_DATA (docs/data.md lists what is looked
-for), or install the system packages. What is not found is skipped, and the end of the run says so.
+Put downloads into a folder and name it in STRATAFL_REAL_DATA (docs/data.md lists the file names),
+or install the system packages. Missing data sets are skipped, and the end of the test run lists
+them.
 """
 
 from __future__ import annotations

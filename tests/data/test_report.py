@@ -1,4 +1,4 @@
-"""The heterogeneity report against hand-made partitions, and the figures drawn from it."""
+"""Heterogeneity of partitions made by hand, and the figures of partitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shakespeare: sequences, the split in time, and the two forms its text comes in."""
+"""Shakespeare: sequences, the split in time, and the two formats of its text."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_split_made_by_leaf_is_kept(root: Path, tmp_path: Path) -> None:
 
 
 def test_lines_that_start_anew_are_in_order(root: Path, tmp_path: Path) -> None:
-    """Early versions of LEAF put 80 spaces before each line and never cross its end."""
+    """Early versions of LEAF put 80 spaces before each line, and no sequence crosses its end."""
     lines = [_text(60, seed).replace("\n", "!") + "\n" for seed in range(40)]
     pairs = [_pairs(" " * LENGTH + line) for line in lines]
     user = {key: [item for pair in pairs for item in pair[key]] for key in ("x", "y")}

@@ -1,4 +1,4 @@
-"""Finding, naming and listing data sets; the forms themselves are tested beside this file."""
+"""Names, lists and places of data sets; other files beside this one test the formats."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_digits_need_no_preparing(root: Path) -> None:
     shares = np.bincount(digits.y_test) / (np.bincount(digits.y_test) + np.bincount(digits.y_train))
     assert (abs(shares - 0.2) < 0.006).all()
     shapes = "x_train uint8[1442, 8, 8], y_train int64[1442], x_test uint8[355, 8, 8], y_test int64[355]"
-    assert repr(digits) == f"Dataset('digits', image, 10 classes: {shapes})"
+    assert repr(digits) == f"StoredDataset('digits', image, 10 classes: {shapes})"
     np.testing.assert_allclose(digits.mean, (digits.x_train / 255).mean())
     assert load("digits") is digits
     with pytest.raises(ValueError, match="read-only"):

@@ -1,4 +1,4 @@
-"""Synthetic clients: the knobs of a level make its siblings differ, and only they do."""
+"""Synthetic clients: alpha and beta of a level change that level's siblings only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _centres(beta: tuple[float, float]) -> np.ndarray:
 
 
 def _accuracy(alpha: tuple[float, float]) -> np.ndarray:
-    """How well a linear fit to one leaf's labels predicts each leaf's, features being alike."""
+    """Accuracy on each client's labels of a linear fit to one client's; features are alike."""
     dataset, leaves = synthetic(PARENTS, 2_000, alpha, 0.0, seed=5)
     scores = np.zeros((4, 4))
     for fitted, rows in enumerate(leaves):
@@ -38,7 +38,7 @@ def _accuracy(alpha: tuple[float, float]) -> np.ndarray:
 
 
 def _distances(centres: np.ndarray) -> tuple[float, float]:
-    """Mean distance of siblings, and of clients of different groups."""
+    """Mean distances of siblings, and of clients of different groups."""
     apart = np.linalg.norm(centres[:, None] - centres[None], axis=-1)
     return (apart[0, 1] + apart[2, 3]) / 2, apart[:2, 2:].mean()
 

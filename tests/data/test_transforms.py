@@ -1,4 +1,4 @@
-"""Transforms and rotation: the stated outcomes, zero fill, stacked equal to single bit by bit."""
+"""Image transforms: stated results, zero fill, and stacked clients equal to single ones."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Deployed:
         """`undeclared`: leaves whose samples nobody knows before they say so."""
         federation = sim.federation
         assert isinstance(sim.engine, LoopEngine)
-        self.parts = sim.engine.training.partition
+        self.parts = sim.engine.training.clients
         tree, flat = federation.tree, sim.flat
         self.job = Job(
             name="test",

@@ -94,5 +94,5 @@ def test_one_rank_has_the_bits_of_the_tree() -> None:
         present = np.arange(tree.sizes[level]) % 3 > 0
         for there in (None, present):
             assert torch.equal(branch.mean(level, rows, there), tree.mean(level, rows, there))
-        assert (branch.share(level, present) == tree.share(level, present)).all()
-        assert branch.counted(level).all() and not branch.agreed(level, False)
+        assert (branch.present_weight(level, present) == tree.present_weight(level, present)).all()
+        assert branch.owned(level).all() and not branch.any_rank(level, False)

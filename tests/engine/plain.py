@@ -18,7 +18,7 @@ from stratafl.core.client_training import ClientTraining, TrainRequest
 from stratafl.core.flat_module import FlatModule
 from stratafl.core.rows import IndexedRows
 from stratafl.data.batches import batch_indices
-from stratafl.data.dataset import InMemorySamples
+from stratafl.data.dataset import ClientIndex, InMemorySamples
 from stratafl.data.inputs import Inputs, NamedInputs, as_type, map_tensors, tensors_of
 from stratafl.engine.factory import EngineName, make_engine
 from stratafl.engine.random_streams import ClientStream, client_rng
@@ -147,7 +147,14 @@ def engine(name: EngineName, given: Problem, dtype: torch.dtype = torch.float64,
     theirs += [*module.parameters(), *module.buffers()]
     before = [_bytes(each) for each in theirs]
     training = ClientTraining(
-        flat, given.entry.loss, InMemorySamples(inputs, targets), given.partition, leaf(LR), BATCH, "epochs", SEED
+        flat,
+        given.entry.loss,
+        InMemorySamples(inputs, targets),
+        ClientIndex.from_lists(given.partition),
+        leaf(LR),
+        BATCH,
+        "epochs",
+        SEED,
     )
     trainer = make_engine(name, training, chunk_size=chunk)
     g_NP = trainer.gradients(work)

@@ -16,7 +16,7 @@ from stratafl.core import schedule
 from stratafl.core.client_training import ClientTraining
 from stratafl.core.client_update import Leaf, corrections, leaf
 from stratafl.core.flat_module import FlatModule
-from stratafl.data.dataset import InMemorySamples
+from stratafl.data.dataset import ClientIndex, InMemorySamples
 from stratafl.engine import factory
 from stratafl.engine.factory import MIN_CLIENTS, default_engine_name, make_default_engine, mean_distinct_batch_lengths
 from stratafl.engine.module_profile import profile_module
@@ -76,7 +76,7 @@ def training(
     random = torch.Generator().manual_seed(0)
     data = torch.randn(clients * each, *shape, generator=random), torch.arange(clients * each) % 3
     module(data[0][:2])  # sizes that are found out
-    parts = list(torch.arange(clients * each).split(each))
+    parts = ClientIndex.from_lists(torch.arange(clients * each).split(each))
     return ClientTraining(
         FlatModule(module), F.cross_entropy, InMemorySamples(*data), parts, chain or leaf(), BATCH, "epochs", 0
     )
@@ -119,7 +119,7 @@ def test_neither_threads_nor_samples_matter() -> None:
             torch.set_num_threads(count)
             found |= {chosen(given, CLIENTS, "fp32")}
         huge = replace(
-            given, supply=InMemorySamples(torch.full_like(given.supply.first(60), 1e30), given.supply.targets_N)
+            given, supply=InMemorySamples(torch.full_like(given.supply.head(60), 1e30), given.supply.targets_N)
         )
         found |= {chosen(huge, CLIENTS, "fp32")}
     finally:
@@ -150,7 +150,7 @@ def test_what_is_left_to_the_loop() -> None:
 
 def test_what_cannot_be_padded_needs_enough_clients_of_a_length() -> None:
     given = training(images(nn.BatchNorm2d(8), nn.ReLU()), clients=MIN_CLIENTS * 2, each=8)
-    ragged = replace(given, partition=[part[: 7 + n % 2] for n, part in enumerate(given.partition)])
+    ragged = replace(given, clients=ClientIndex.from_lists([part[: 7 + n % 2] for n, part in enumerate(given.clients)]))
     assert make_default_engine(given, given, 2 * MIN_CLIENTS).how == "stacked"
     assert mean_distinct_batch_lengths(ragged) == 1.5, "all of a pass's first batches are full, half of the second"
     assert make_default_engine(ragged, ragged, 1.5 * MIN_CLIENTS).how == "stacked"

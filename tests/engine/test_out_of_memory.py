@@ -56,7 +56,14 @@ def raising(problem: BaseException) -> Callable[..., Any]:
 
 def training(problem: BaseException) -> ClientTraining:
     return ClientTraining(
-        FlatModule(Failing(problem)), LOSS, InMemorySamples(X, LABELS), [torch.arange(6)], leaf(0.1), None, "epochs", 0
+        FlatModule(Failing(problem)),
+        LOSS,
+        InMemorySamples(X, LABELS),
+        ClientIndex.from_lists([torch.arange(6)]),
+        leaf(0.1),
+        None,
+        "epochs",
+        0,
     )
 
 

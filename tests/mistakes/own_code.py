@@ -1,4 +1,4 @@
-"""A small run with code of a user's own in it, and the complaint it ends with."""
+"""A small run with user code, and the error it ends with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A right call of `simulate`, to be given one wrong value."""
+"""A valid call of `simulate`, in which one value is replaced by a wrong one."""
 
 from __future__ import annotations
 
@@ -44,4 +44,4 @@ def raising(*given: object) -> Tensor:
 
 
 Wrong = tuple[str, Callable[[], object], str, str, str]
-"""A label, the call, the field, and two fragments of the message: the value and what is allowed."""
+"""A label, the call, the field, and two parts of the message: the value and what is accepted."""

@@ -1,4 +1,4 @@
-"""What a user can get wrong: each mistake is one line that names the field and shows the value."""
+"""Wrong arguments: each error is one line that names the field and shows the value."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_the_right_call_is_fine() -> None:
     assert study().run().models[0].isfinite().all()
 
 
-def test_an_engine_of_all_clients_at_once_says_when_it_cannot_hold_the_batches() -> None:
+def test_a_stacked_engine_says_when_it_cannot_hold_the_batches() -> None:
     many = {"data": (INPUTS.repeat(200, 1), LABELS.repeat(200)), "partition": np.arange(1_600).reshape(4, 400)}
     for engine in ("stacked", "vmap", "auto"):
         with pytest.raises(InvalidInput, match=r"periods = \[1, 1000000\].*1,073,741,824 samples.*loop engine"):
@@ -232,6 +232,6 @@ def test_a_mask_of_the_wrong_length_is_refused_when_it_is_drawn() -> None:
 
 @pytest.mark.parametrize("lr", [NAN, -0.1], ids=str)
 def test_a_learning_rate_function_is_held_to_the_same_bounds(lr: float) -> None:
-    """Otherwise a NaN learning rate would be a run in which silently nothing happens."""
+    """With a NaN learning rate a run would do nothing, without an error."""
     with pytest.raises(InvalidInput, match="lr = "):
         study(leaf=leaf(lambda round: lr)).run()

@@ -1,4 +1,4 @@
-"""A complaint is one short printable line, whatever it complains of."""
+"""Error messages are one short printable line, whatever value they show."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ODD = {
 
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD.keys())
 def test_a_complaint_is_one_short_printable_line(odd: object) -> None:
-    """Wherever the odd value stands in it."""
+    """The odd value may be in any part of the message."""
     words = odd if isinstance(odd, str) else "words"
     for message in (
         str(InvalidInput("field", odd, "allowed")),

@@ -1,4 +1,4 @@
-"""Odd values everywhere: a run either works or is refused in one short line, and never hangs."""
+"""Odd values: a run works or is refused in one short line, and never hangs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PLAIN: list[Any] = [
     {"name": {"a": 1}}, {"name": "iid"}, {"a": {"b": 1}}, {"x" * 1_000: 1}, {1: 2}, {"lognormal": NAN},
     [{"name": [1]}, {"name": "iid"}], datetime.date(2020, 1, 1), b"x", object(),
 ]  # fmt: skip
-"""What a table may hold, or somebody may put there."""
+"""Values that a TOML table can hold, or that a user may enter."""
 
 SYNTHETIC = {
     "tree": {"shape": {"a": ["x", "y"], "b": 2}, "weights": [1.0, 2.0, 3.0, 4.0]},
@@ -62,7 +62,7 @@ SYNTHETIC = {
 
 
 def examples() -> list[dict[str, Any]]:
-    """Valid configs, made small, which together say everything a config can."""
+    """Small valid configs that together use every option."""
     digits = tomllib.loads((EXAMPLES / "digits.toml").read_text())
     hospitals = tomllib.loads((EXAMPLES / "hospitals.toml").read_text())
     own_rule = tomllib.loads((EXAMPLES / "own_rule.toml").read_text())
@@ -95,7 +95,7 @@ def changed(values: dict[str, Any], path: tuple, value: Any) -> dict[str, Any]:
 
 
 def judged(call: Callable[[], object], label: object) -> bool:
-    """Whether it works; if not, it must be refused in one short line, and either way soon."""
+    """Whether a call works; otherwise it must be refused in one short line, and both quickly."""
     began, said = time.perf_counter(), ""
     try:
         call()
@@ -109,7 +109,7 @@ def judged(call: Callable[[], object], label: object) -> bool:
 
 
 def tried(simulation: Any) -> None:
-    """Its first round, unless many steps were asked for."""
+    """Run the first round, unless it has many steps."""
     if simulation.schedule.steps[0] < 20:
         next(simulation)
 
@@ -141,7 +141,7 @@ WORDS = [
     "[]", "[[1]]", "[" * 3_000 + "]" * 3_000, "{}", "{name = []}", "{name = {a = 1}}", "2020-01-01", "12:00:00",
     "[1, 9999999999]", "builtins:exit", "time:sleep", "meta", "\x1b[31m", "\udc80",
 ]  # fmt: skip
-"""Values as they are typed after `--set section.key=`."""
+"""Values as typed after `--set section.key=`."""
 SMALL = """
 [tree]
 shape = "2x2"
@@ -155,7 +155,7 @@ rounds = 1
 
 
 def test_every_change_on_the_command_line_may_be_anything(tmp_path, monkeypatch, capsys) -> None:
-    """Exit code 0 means that there is a run; 2, one line and none."""
+    """Exit code 0 means that there is a run; 2 means one line of error and no run."""
     config, runs = tmp_path / "small.toml", tmp_path / "runs"
     config.write_text(SMALL)
     keys = [f"{section}.{key}" for section, values in Config().as_dict().items() for key in values]

@@ -1,5 +1,4 @@
-"""Mistakes in a user's own files, on the command line: the line, the user's frames and the exit
-code."""
+"""Errors in user files on the command line: message, user frames and exit code."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Mistakes in a user's own models, losses and the like: one line that says which function did what,
-then the user's own lines; in any round, in a deployed tree and on several ranks."""
+"""Errors in user models, losses and the like: one line that names the function.
+
+The user's frames follow it. This holds in any round, in a deployed tree and on several ranks.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from tests.mistakes.own_code import INPUTS, TARGETS, complaint_of, run
 
 
 class Fails(nn.Module):
-    """Raises in some call."""
+    """Raises in a chosen call."""
 
     def __init__(self, problem: Exception, after: int = 40, classes: int = 2):
         super().__init__()
@@ -40,7 +42,7 @@ class Fails(nn.Module):
 
 
 class Later:
-    """A function that fails from some call on."""
+    """A function that raises from a chosen call on."""
 
     def __init__(self, function: Callable, after: int):
         self.function, self.after, self.calls = function, after, 0
@@ -232,7 +234,7 @@ def test_a_deployed_parent_tells_the_line(caplog: pytest.LogCaptureFixture) -> N
 
 
 class Both(Communicator):
-    """Two ranks, of which the other one says what it is to say."""
+    """Two ranks, of which the other one sends given values."""
 
     def __init__(self, other: Callable[[Any], Any]):
         super().__init__(0, 2)

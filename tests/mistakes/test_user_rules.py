@@ -1,4 +1,4 @@
-"""Mistakes in a user's own rule: one line before the first round says which function did what."""
+"""Errors in user rules: one line before the first round names the function."""
 
 from __future__ import annotations
 

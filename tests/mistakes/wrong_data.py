@@ -1,4 +1,4 @@
-"""Data, models and losses that a user can get wrong, and what is said of each."""
+"""Wrong data, models and losses, and the expected errors."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def leaving(*given: object) -> Tensor:
 
 
 class Detached(nn.Linear):
-    """Its output has lost its way back to the parameters."""
+    """A model whose output does not depend on its parameters in autograd."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).detach()
 
 
 class Unlearning(nn.Linear):
-    """Without a gradient while it is trained, and only then."""
+    """A model without a gradient, but only in training."""
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.set_grad_enabled(not self.training):
@@ -82,7 +82,7 @@ class FailsInTraining(nn.Linear):
 
 
 class Lengths(TensorDataset):
-    """A data set whose inputs are not all as long."""
+    """A data set whose inputs differ in length."""
 
     def __getitem__(self, index: int) -> tuple:
         inputs, label = super().__getitem__(index)
@@ -95,14 +95,14 @@ class Broken(TensorDataset):
 
 
 class Uneven(TensorDataset):
-    """A data set whose entries are no pairs."""
+    """A data set whose items are no pairs."""
 
     def __getitem__(self, index: int) -> tuple:
         return (*super().__getitem__(index), 0)
 
 
 class Stream(IterableDataset):
-    """Samples in an order of their own, and how many there are."""
+    """An iterable data set with a length."""
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return iter(SET)

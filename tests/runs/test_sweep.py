@@ -187,7 +187,7 @@ def test_a_signal_stops_all_and_the_same_call_goes_on(tmp_path: Path) -> None:
     with pytest.raises(Interrupted) as stopped:
         run_all(configs, tmp_path, 2, watch)
     assert stopped.value.exit_code == 130
-    assert stopped.value.note.startswith("interrupted; 0 of 3 runs are done")
+    assert stopped.value.message.startswith("interrupted; 0 of 3 runs are done")
     runs = {run.name: run for run in list_runs(tmp_path)}
     assert set(runs) == {"a", "b"}
     for run in runs.values():

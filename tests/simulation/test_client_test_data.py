@@ -18,6 +18,7 @@ from stratafl.base.topology import Tree
 from stratafl.config.data import prepared
 from stratafl.config.schema import Config, DataConfig
 from stratafl.config.setup import experiment
+from stratafl.data.dataset import ClientIndex
 from stratafl.data.partition.partition import Labels, like_train
 from stratafl.metrics.records import RoundResult, over_nodes
 from stratafl.simulation.evaluate import ClientTestData
@@ -116,7 +117,7 @@ def test_the_clients_below_a_node_are_looked_for_once_a_level(monkeypatch: pytes
     tree, asked = Tree.of([[2, 1], [3], [1, 2, 2]]), []
     ancestors = Tree.ancestors
     monkeypatch.setattr(Tree, "ancestors", lambda tree, level: asked.append(level) or ancestors(tree, level))
-    own = ClientTestData((torch.arange(11), torch.arange(11)), [torch.tensor([leaf]) for leaf in range(11)])
+    own = ClientTestData((torch.arange(11), torch.arange(11)), ClientIndex(torch.arange(11), np.arange(12)))
     for level in range(4):
         for number in range(tree.sizes[level]):
             below = [leaf for leaf, name in enumerate(tree.names[3]) if name in tree.subtree(level, number)]
@@ -181,7 +182,7 @@ def test_a_config_has_it() -> None:
     })  # fmt: skip
     made = experiment(config)
     assert made.own_test is not None and made.test is not None
-    assert 0 < sum(map(len, made.own_test.parts)) <= len(made.test[1])
+    assert 0 < sum(map(len, made.own_test.clients)) <= len(made.test[1])
     last = made.run().history[-1]
     assert set(last.over_nodes) == {"1", "2"} and set(last.over_nodes["2"]["accuracy"]) == {
         "mean",
@@ -189,23 +190,23 @@ def test_a_config_has_it() -> None:
         "deviation",
     }
     held = prepared(config.data, Tree.of("2x2"), 0)
-    for client, mine in enumerate(held.partition.leaves):
-        tested = made.test[1][made.own_test.parts[client]]
-        assert set(held.train.supply.targets_N[mine].tolist()) == set(tested.tolist())
+    for client, mine in enumerate(held.clients):
+        tested = made.test[1][made.own_test.clients[client]]
+        assert set(held.samples.targets_N[mine].tolist()) == set(tested.tolist())
 
 
 def test_its_images_are_turned_as_the_client_s_are() -> None:
     data = DataConfig(rotation={"start": 0, "step": 90, "level": 1}, test_partition="like_train")
     held = prepared(data, Tree.of("2x1"), 0)
     upright = prepared(DataConfig(), Tree.of("2x1"), 0)
-    assert held.own_test is not None and held.own_test.parts is not None
-    images, (first, second) = held.own_test.supply.first(400), held.own_test.parts
-    straight = upright.test.supply.first(400)
+    assert held.client_test is not None and held.client_test.clients is not None
+    images, (first, second) = held.client_test.samples.head(400), held.client_test.clients
+    straight = upright.test.samples.head(400)
     assert torch.equal(images[first], straight[first])
     assert not torch.equal(images[second], straight[second])
     turned = torch.rot90(straight[second], 1, (2, 3)), torch.rot90(straight[second], -1, (2, 3))
     assert any(torch.allclose(images[second], each, atol=0.05) for each in turned)
-    assert torch.equal(held.test.supply.first(400), straight), "the root's stay upright"
+    assert torch.equal(held.test.samples.head(400), straight), "the root's stay upright"
 
 
 def test_an_unknown_one_is_refused() -> None:

@@ -145,7 +145,7 @@ def test_interrupted_plans_go_on_to_the_same(made: TuningResult, ask: Asking, tm
         if plan.interrupted is None:
             break
         assert not plan.is_complete and plan.interrupted.exit_code == 130
-        assert "the same command goes on" in plan.interrupted.note
+        assert "the same command goes on" in plan.interrupted.message
         assert plan.is_reached, "what is known so far is said"
     assert trained > made.search.trainer.trained, "a run that was interrupted is gone on with"
     assert without_runs(plan) == without_runs(made)

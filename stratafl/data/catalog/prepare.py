@@ -1,4 +1,4 @@
-"""Getting at data sets: prepare one from its published files, load it, say what is there."""
+"""Prepare data sets from published files, load them, and describe them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stratafl.data.catalog.storage import (
     read_meta,
     write,
 )
-from stratafl.data.formats.archive import Files, open_files
+from stratafl.data.formats.archive import FileTree, open_files
 
 NAMES = ("digits", *SOURCES, "synthetic")
 _SYNTHETIC_TITLE = "synthetic: logistic-regression clients, differences set level by level"
@@ -33,7 +33,7 @@ State = Literal["embedded", "generated", "prepared", "not prepared", "damaged"]
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetStatus:
-    """What is known of a data set; the measured fields are empty until it is prepared."""
+    """Description of a data set; measured fields are empty until it is prepared."""
 
     name: str
     title: str
@@ -58,10 +58,10 @@ class DatasetStatus:
 
 
 def load(name: str, *, root: str | Path | None = None, verify: bool = False) -> StoredDataset:
-    """A prepared data set, memory-mapped; `verify` checks every byte against its checksums.
+    """Load a prepared data set, memory-mapped; `verify` compares every byte with its checksums.
 
-    Images are bytes, with channels last where there are several. A run from a config trains on them
-    as floats, channels first, normalised by what the data set has: (x / 255 - mean) / std.
+    Images are uint8, with channels last if there are several. A run from a config converts them to
+    normalised floats, channels first: (x / 255 - mean) / std.
     """
     _known(name)
     if name == "digits":
@@ -81,10 +81,10 @@ def prepare(
     root: str | Path | None = None,
     allow_partial: bool = False,
 ) -> DatasetStatus:
-    """Read a set in one of its published forms and store it; the result says which form was found.
+    """Read a data set in one of its published formats and store it; return the format found.
 
-    `source` is a file, a folder, an archive, "hub", or None for the usual places. A set of another
-    size than the published one is refused, unless `allow_partial` takes it as it is, with a note.
+    `source` is a file, a folder, an archive, "hub", or None for the usual places. A data set of
+    another size than the published one is refused, unless `allow_partial` accepts it with a note.
     """
     _known(name)
     if name not in SOURCES:
@@ -96,11 +96,11 @@ def prepare(
         samples, sizes = remote.read(remote.repository), remote.sizes
     else:
         files = _find(name, folder) if source is None else open_files(Path(source).expanduser())
-        found = _detect_format(name, files)
-        if found is None:
+        published = _detect_format(name, files)
+        if published is None:
             raise _unrecognised(name, files)
-        form, where = found.name, str(files.path.resolve())
-        samples, sizes = found.read(files), found.sizes
+        form, where = published.name, str(files.path.resolve())
+        samples, sizes = published.read(files), published.sizes
     samples = _check_size(where, form, samples, sizes, allow_partial)
     write(add_statistics(name, form, _shuffle_if_sorted(samples)), where, folder)
     return describe(name, root=folder)
@@ -111,7 +111,7 @@ def _known(name: str) -> None:
         raise unknown_name("data set", name, NAMES)
 
 
-def _find(name: str, root: Path) -> Files:
+def _find(name: str, root: Path) -> FileTree:
     for place in usual_places(name, root):
         files = open_files(place)
         if _detect_format(name, files):
@@ -124,11 +124,11 @@ def _find(name: str, root: Path) -> Files:
     )
 
 
-def _detect_format(name: str, files: Files) -> PublishedFormat | None:
+def _detect_format(name: str, files: FileTree) -> PublishedFormat | None:
     return next((form for form in SOURCES[name].forms if form.fits(files)), None)
 
 
-def _unrecognised(name: str, files: Files) -> InvalidInput:
+def _unrecognised(name: str, files: FileTree) -> InvalidInput:
     forms = ", ".join(form.name for form in SOURCES[name].forms)
     some = ", ".join(files.names[:5]) + (", ..." if len(files.names) > 5 else "")
     return InvalidInput(
@@ -152,7 +152,7 @@ def _check_size(
 
 
 def _shuffle_if_sorted(samples: DatasetArrays) -> DatasetArrays:
-    """Put images stored class by class into a fixed random order, so that no slice is one class."""
+    """Shuffle images that are stored class by class, in a fixed random order."""
     changed: dict[str, Any] = {}
     for number, part in enumerate(("train", "test")):
         y = getattr(samples, f"y_{part}")
@@ -166,7 +166,7 @@ def _shuffle_if_sorted(samples: DatasetArrays) -> DatasetArrays:
 
 
 def describe(name: str, *, root: str | Path | None = None) -> DatasetStatus:
-    """What a data set is and, if it is prepared, what was measured when it was."""
+    """Describe a data set, with its measured sizes if it is prepared."""
     _known(name)
     if name == "synthetic":
         return DatasetStatus(name=name, title=_SYNTHETIC_TITLE, kind="vector", state="generated")
@@ -197,8 +197,8 @@ def describe(name: str, *, root: str | Path | None = None) -> DatasetStatus:
 
 
 def _advice(name: str) -> str:
-    """How to come by a set that is not there."""
-    return f"{SOURCES[name].obtain}; or `stratafl data prepare {name} --from hub`"
+    """Instructions for getting a missing data set."""
+    return f"{SOURCES[name].how_to_get}; or `stratafl data prepare {name} --from hub`"
 
 
 def _measured(dataset: StoredDataset) -> dict[str, Any]:
@@ -218,5 +218,5 @@ def _measured(dataset: StoredDataset) -> dict[str, Any]:
 
 
 def catalogue(*, root: str | Path | None = None) -> list[DatasetStatus]:
-    """Every data set with its state, in a fixed order."""
+    """Describe all data sets, in a fixed order."""
     return [describe(name, root=root) for name in NAMES]

@@ -1,7 +1,7 @@
-"""The one form a data set has on disk: a folder of .npy arrays and a meta.json vouching for them.
+"""Prepared data sets on disk: a folder of .npy arrays, and meta.json with their checksums.
 
-A folder appears under its final name only when it is complete. Opening one checks shapes, types and
-sizes; `verify` checks every byte.
+A folder gets its final name only when it is complete. Opening one checks shapes, types and sizes;
+`verify` checks every byte.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ _OWNERS = ("owner_train", "owner_test")
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetArrays:
-    """Inputs and labels as a reader hands them over.
+    """Inputs and labels as a reader returns them.
 
-    Images are uint8 (N, H, W) or (N, H, W, C), sequences uint8 codes (N, T), vectors float32
-    (N, D); labels int64. In a naturally split set `owner_train` and `owner_test` index `owners`.
+    Images are uint8 (N, H, W) or (N, H, W, C), sequences uint8 codes (N, T), vectors float32 (N,
+    D); labels int64. In a naturally divided data set `owner_train` and `owner_test` are indices
+    into `owners`.
     """
 
     kind: Kind
@@ -61,7 +62,7 @@ class DatasetArrays:
 
 
 class DatasetTensors(NamedTuple):
-    """The four arrays on one device."""
+    """The four arrays as tensors on one device."""
 
     x_train: Tensor
     y_train: Tensor
@@ -71,9 +72,9 @@ class DatasetTensors(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class StoredDataset(DatasetArrays):
-    """A data set ready for use; its arrays may be memory-mapped and are then read-only.
+    """A complete data set; its arrays may be memory-mapped and are then read-only.
 
-    `mean` and `std` are per channel over the training images, of pixel / 255; else empty.
+    `mean` and `std` are per channel over the training images, of pixel / 255; empty for other data.
     """
 
     name: str
@@ -82,23 +83,23 @@ class StoredDataset(DatasetArrays):
     std: tuple[float, ...] = ()
 
     def __repr__(self) -> str:
-        """A line: the arrays by their shapes."""
+        """One line with the shapes of the arrays."""
         shapes = ", ".join(f"{name} {getattr(self, name).dtype}{list(getattr(self, name).shape)}" for name in _ARRAYS)
         return f"{type(self).__name__}({self.name!r}, {self.kind}, {len(self.classes)} classes: {shapes})"
 
     def tensors(self, device: str | torch.device = "cpu") -> DatasetTensors:
-        """Copy the arrays to a device, each straight from its file."""
+        """Copy the arrays to a device, each directly from its file."""
         return DatasetTensors(*(torch.from_numpy(np.array(getattr(self, field))).to(device) for field in _ARRAYS))
 
 
 def data_root(root: str | Path | None = None) -> Path:
-    """Where prepared data sets live: the argument, else $STRATAFL_DATA, else the user's cache."""
+    """Folder of prepared data sets: the argument, else $STRATAFL_DATA, else the user's cache."""
     chosen = root or os.environ.get(ROOT_VARIABLE) or Path.home() / ".cache" / "stratafl" / "data"
     return Path(chosen).expanduser()
 
 
 def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Exact mean and deviation per channel of pixel / 255, from counts of the 256 values."""
+    """Exact mean and standard deviation per channel of pixel / 255, from value counts."""
     channels = images[..., None] if images.ndim == 3 else images
     value = np.arange(256) / 255.0
     means, stds = [], []
@@ -111,14 +112,14 @@ def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[flo
 
 
 def add_statistics(name: str, form: str, samples: DatasetArrays) -> StoredDataset:
-    """A checked data set with its statistics, from what a reader found."""
+    """Check a reader's arrays and add their statistics."""
     _check(name, samples)
     mean, std = channel_statistics(samples.x_train) if samples.kind == "image" else ((), ())
     return StoredDataset(name=name, form=form, mean=mean, std=std, **vars(samples))
 
 
 def _check(name: str, samples: DatasetArrays) -> None:
-    """Refuse arrays that do not fit together, whatever reader they came from."""
+    """Refuse arrays that do not belong together, whatever reader they came from."""
 
     def refuse(expected: str, found: object) -> InvalidInput:
         return InvalidInput("data set", name, f"expected {expected}, found {found}")
@@ -143,7 +144,7 @@ def _check(name: str, samples: DatasetArrays) -> None:
 
 
 def write(dataset: StoredDataset, where: str, root: Path) -> Path:
-    """Store a data set; it appears under its name complete and on disk, or not at all."""
+    """Store a data set atomically."""
     final = root / dataset.name
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -167,7 +168,7 @@ def _partial(root: Path, name: str) -> Iterator[Path]:
 
 
 def _sweep(root: Path, name: str) -> None:
-    """Remove what a killed run left; a young one may belong to a run still going."""
+    """Remove what killed processes left; a recent folder may belong to one that still runs."""
     for folder in root.glob(f".{name}.*{files.PARTIAL}"):
         with contextlib.suppress(FileNotFoundError):
             if time.time() - folder.stat().st_mtime > STALE_SECONDS:
@@ -229,13 +230,13 @@ def _digest(path: Path) -> str:
 
 
 def _combined(digests: dict[str, str]) -> str:
-    """The checksum of the whole set; `sha256sum *.npy | sha256sum` gives the same."""
+    """Checksum of the whole data set; `sha256sum *.npy | sha256sum` computes the same."""
     lines = "".join(f"{digests[field]}  {field}.npy\n" for field in sorted(digests))
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def read_meta(name: str, root: Path) -> dict[str, Any]:
-    """What meta.json says, if it is of this format."""
+    """Read meta.json, if it has this format."""
     path = root / name / "meta.json"
     again = f"prepare {name} again"
     try:
@@ -251,7 +252,7 @@ def read_meta(name: str, root: Path) -> dict[str, Any]:
 
 
 def read(name: str, root: Path, verify: bool = False) -> StoredDataset:
-    """Open a stored data set, memory-mapped; `verify` also checks it against its checksums."""
+    """Open a stored data set, memory-mapped; `verify` also compares it with its checksums."""
     meta = read_meta(name, root)
     try:
         arrays = {

@@ -1,11 +1,11 @@
-"""Logistic-regression clients whose differences are set level by level.
+"""Synthetic logistic-regression data with a separate heterogeneity per level.
 
-After Synthetic(alpha, beta) of FedProx (Li et al., 2020): a leaf draws x ~ N(v, diag(j^-1.2)) and
-labels it by the arg max of W x + b. Here W, b and v are sums along the leaf's path: a root model,
-plus at each level m a model shift scaled by alpha_m and a feature shift scaled by beta_m, shared by
-all leaves below the node. So zero at a level means that its siblings are alike, which FedProx's
-(0, 0) does not: there each client has a model of its own. FedProx's shift common to all weights is
-left out, since it moves all logits alike and so no label.
+It follows Synthetic(alpha, beta) of FedProx (Li et al., 2020): a client draws x ~ N(v,
+diag(j^-1.2)) and labels it by the arg max of W x + b. W, b and v are sums along the client's path
+in the tree: a root model, plus at each level m a model shift scaled by alpha_m and a feature shift
+scaled by beta_m, shared by all clients below the node. Zero at a level therefore makes its siblings
+alike; with FedProx's (0, 0) each client still has its own model. FedProx's shift common to all
+weights is left out, because it changes all logits equally and so no label.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from stratafl.base.validation import check_integer, check_number
 from stratafl.data.catalog.storage import StoredDataset
 
 MOST, MOST_WIDE, MOST_SHIFT = 1 << 30, 1 << 16, 1e6
-"""Numbers in all, features or classes, and how far a level may shift: memory ends, and float32
-before it."""
+"""Largest number of values, features or classes, and largest shift of a level.
+
+Beyond these memory runs out, or float32 overflows.
+"""
 
 
 def synthetic(
@@ -36,12 +38,11 @@ def synthetic(
     test_share: float = 0.2,
     seed: int = 0,
 ) -> tuple[StoredDataset, list[np.ndarray]]:
-    """A data set for a tree, and the training samples of each leaf.
+    """Generate a data set for a tree, and the training samples of each client.
 
-    `parents[m][i]` is the parent on level m - 1 of node i on level m; `parents[0]` is empty, as the
-    root has none. `alpha` and `beta` are one number for all levels or one per level below the root.
-    `samples` is how many training samples a leaf has; each adds `test_share` as many of its own to
-    the test set.
+    `parents[m][i]` is the parent on level m - 1 of node i on level m; `parents[0]` is empty.
+    `alpha` and `beta` are one number for all levels or one per level below the root. `samples` is
+    the number of training samples per client; each client adds `test_share` as many test samples.
     """
     depth = len(parents) - 1
     leaves = _check_tree(parents)
@@ -98,7 +99,7 @@ def _check_tree(parents: Sequence[np.ndarray]) -> int:
 
 
 def _paths(parents: Sequence[np.ndarray], leaves: int) -> list[np.ndarray]:
-    """Each leaf's ancestor on every level."""
+    """Ancestor of each client on every level."""
     path = [np.arange(leaves)]
     for level in range(len(parents) - 1, 0, -1):
         path.append(np.asarray(parents[level])[path[-1]])
@@ -130,7 +131,7 @@ def _sizes(samples: int | Sequence[int] | np.ndarray, leaves: int) -> np.ndarray
 
 
 def _each(value: Any, count: int) -> Sequence[Any]:
-    """One value for all, or those of each."""
+    """Repeat a single value for all levels, or check one value per level."""
     value = value.tolist() if isinstance(value, np.ndarray) else value
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         return [value] * count

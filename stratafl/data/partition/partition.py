@@ -8,19 +8,18 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from stratafl.base.errors import InvalidInput, unknown_name
 from stratafl.base.rng import Stream, generator
 from stratafl.base.topology import Tree, balanced_hint, groups_of
 from stratafl.base.validation import check_integer, check_number
+from stratafl.data.dataset import ClientIndex
 from stratafl.data.partition import methods as sizing
 from stratafl.data.partition.methods import NodeSamples, PartitionMethod, parse
 
 
 class Labels(NamedTuple):
-    """The targets of all samples, and whose they are where that is known."""
+    """Targets of all samples, and their owners if known."""
 
     y_train: np.ndarray
     y_test: np.ndarray
@@ -29,7 +28,7 @@ class Labels(NamedTuple):
 
 
 def like_train(data: Labels, leaves: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
-    """The test samples of each leaf, whose training samples these are."""
+    """Test samples of each client, divided like the training samples in `leaves`."""
     leaf_T = _by_owner(data, leaves)
     if leaf_T is None:
         leaf_T = _by_class(data, leaves, seed)
@@ -37,13 +36,13 @@ def like_train(data: Labels, leaves: Sequence[np.ndarray], seed: int) -> list[np
 
 
 def _by_owner(data: Labels, leaves: Sequence[np.ndarray]) -> np.ndarray | None:
-    """The leaf of each test sample's owner, -1 for nobody; None where owners are divided."""
+    """Client of each test sample's owner, -1 for none; None if an owner has several clients."""
     if data.owner_train is None or data.owner_test is None:
         return None
     last = int(max(data.owner_train.max(initial=0), data.owner_test.max(initial=0)))
     leaf_of = np.full(last + 1, -1)
-    for leaf, mine in enumerate(leaves):
-        owners = np.unique(data.owner_train[mine])
+    for leaf, samples in enumerate(leaves):
+        owners = np.unique(data.owner_train[samples])
         if (leaf_of[owners] >= 0).any():
             return None
         leaf_of[owners] = leaf
@@ -53,22 +52,24 @@ def _by_owner(data: Labels, leaves: Sequence[np.ndarray]) -> np.ndarray | None:
 def _by_class(data: Labels, leaves: Sequence[np.ndarray], seed: int) -> np.ndarray:
     for labels in (data.y_train, data.y_test):
         if labels.ndim != 1 or labels.dtype.kind not in "iu":
-            told = "needs one class for each sample, or owners of the samples"
-            raise InvalidInput("data.test_partition", "like_train", told)
+            allowed = "needs one class for each sample, or owners of the samples"
+            raise InvalidInput("data.test_partition", "like_train", allowed)
     leaf_T = np.full(len(data.y_test), -1)
     for label in np.unique(data.y_test):
-        held_N = np.array([np.count_nonzero(data.y_train[mine] == label) for mine in leaves])
+        held_N = np.array([np.count_nonzero(data.y_train[samples] == label) for samples in leaves])
         if not held_N.any():
             continue
         draw = generator(seed, Stream.TEST, int(label))
         samples = draw.permutation(np.flatnonzero(data.y_test == label))
-        leaf_T[samples] = np.repeat(np.arange(len(leaves)), _shares(len(samples), held_N, draw))
+        leaf_T[samples] = np.repeat(np.arange(len(leaves)), _apportion(len(samples), held_N, draw))
     return leaf_T
 
 
-def _shares(total: int, held_N: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """How many each gets of so many, in proportion to what is held: whole numbers, what is left
-    over to those who lack the most, by lot where that is the same."""
+def _apportion(total: int, held_N: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    """Divide `total` in proportion to `held_N` into integers, by largest remainders.
+
+    Equal remainders are decided at random.
+    """
     exact_N = total * held_N / held_N.sum()
     whole_N = np.floor(exact_N).astype(np.int64)
     order = np.lexsort((draw.permutation(len(held_N)), whole_N - exact_N))
@@ -77,7 +78,7 @@ def _shares(total: int, held_N: np.ndarray, draw: np.random.Generator) -> np.nda
 
 
 MOST_DEGREES = 1e6
-"""Beyond it the last turn has no exact place left in a number."""
+"""Largest rotation in degrees; beyond it float64 does not resolve the angle of a turn."""
 
 
 def leaf_angles(
@@ -86,9 +87,9 @@ def leaf_angles(
     step: float = 10.0,
     level: int = 1,
 ) -> np.ndarray:
-    """Each leaf's angle in degrees: node i (from 0) of the level turns its own by start + step * i.
+    """Angle of each client in degrees: node i (from 0) of the level has start + step * i.
 
-    The defaults are the paper's; where its groups are counted from 1, start is -40.
+    The defaults are the paper's; if its groups are counted from 1, start is -40.
     """
     depth = len(parents) - 1
     if isinstance(level, bool) or not isinstance(level, int) or not 1 <= level <= depth:
@@ -108,10 +109,10 @@ ROTATION = ("start", "step", "level")
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The samples of each leaf, in leaf order; a leaf's own are ascending, as in the data set.
+    """Samples of each client, in order of the tree's leaves; each client's are ascending.
 
-    `methods` says in words what was done on each level, root first. `angles` are the degrees by
-    which each leaf's training images are turned, None where they stay upright.
+    `methods` describes how each level was divided, root first. `angles` are the degrees by which
+    each client's training images are rotated; None if they are not.
     """
 
     leaves: tuple[np.ndarray, ...]
@@ -134,29 +135,29 @@ def partition(
     owner: np.ndarray | None = None,
     rotation: Mapping[str, object] | None = None,
 ) -> Partition:
-    """Divide samples over the leaves of a tree; the same seed gives the same partition.
+    """Divide samples over the clients of a tree; the same seed gives the same partition.
 
     labels     the class of each sample, a whole number, at least 0
     parents    `parents[m][i]` is the parent, on level m - 1, of node i of level m; entry 0 is empty
-    levels     one split per edge level, root first: `{"name": "dirichlet", "alpha": 0.1}`, a bare
-               name, or what a function of `splits` returned. All but natural and lognormal take
+    levels     one method per edge level, root first: `{"name": "dirichlet", "alpha": 0.1}`, a bare
+               name, or what a function of `methods` returned. All but natural and lognormal take
                `sizes`: "equal" (the default; for classes, what the classes give),
                {"lognormal": sigma}, or one count per node of the level. Counts on a level also set
                the sizes of the levels above it that ask for none.
     owner      the owner of each sample, for `natural`
-    rotation   turn training images by node: `{"start": -50, "step": 10, "level": 1}`
+    rotation   rotate training images by node: `{"start": -50, "step": 10, "level": 1}`
     """
-    labels, seed = _whole("labels", labels), check_integer("seed", seed)
-    owner = None if owner is None else _whole("owner", owner)
+    labels, seed = _whole_numbers("labels", labels), check_integer("seed", seed)
+    owner = None if owner is None else _whole_numbers("owner", owner)
     if owner is not None and len(owner) != len(labels):
         raise InvalidInput("owner", len(owner), f"needs one per sample, {len(labels)} of them")
-    tree = _checked(parents)
-    methods = _methods(levels, tree)
-    below = _leaves_below(tree)
+    tree = _check_parents(parents)
+    methods = _parse_methods(levels, tree)
+    below = _clients_below(tree)
     if len(labels) < len(below[-1]):
         raise InvalidInput("labels", len(labels), f"fewer samples than leaves ({len(below[-1])})")
-    owners, least = _owners_wanted(methods, tree, below)
-    angles = None if rotation is None else _angles(rotation, tree)
+    owners, least = _required_owners(methods, tree, below)
+    angles = None if rotation is None else _parse_rotation(rotation, tree)
 
     held = [np.arange(len(labels))]
     for level, method in enumerate(methods, start=1):
@@ -170,7 +171,7 @@ def partition(
                 below[level][nodes],
                 owners[level - 1][nodes],
                 least[level - 1],
-                _sizes_of(method, below[level][nodes], nodes),
+                _sampler_of_sizes(method, below[level][nodes], nodes),
             )
             stream = generator(seed, Stream.PARTITION, level, number)
             children += _children(samples, node, method, stream, f"levels[{level - 1}]", nodes.start)
@@ -183,8 +184,11 @@ def partition(
 def _children(
     samples: np.ndarray, node: NodeSamples, method: PartitionMethod, stream: np.random.Generator, where: str, first: int
 ) -> list[np.ndarray]:
-    """A node's samples, divided over its children; `where` is the method's place in the config, and
-    `first` the number of the first child, for complaints."""
+    """Divide a node's samples over its children.
+
+    For error messages, `where` is the method's place in the config and `first` the number of the
+    first child.
+    """
     try:
         child_S = method.assign(node, stream)
     except InvalidInput as error:
@@ -198,7 +202,7 @@ def _children(
     return parts
 
 
-def _sizes_of(
+def _sampler_of_sizes(
     method: PartitionMethod, leaves_N: np.ndarray, nodes: slice
 ) -> Callable[[int, np.random.Generator], np.ndarray] | None:
     sizes = method.sizes
@@ -216,7 +220,7 @@ def _sizes_of(
     return draw
 
 
-def _methods(levels: Sequence[object], tree: list[np.ndarray]) -> list[PartitionMethod]:
+def _parse_methods(levels: Sequence[object], tree: list[np.ndarray]) -> list[PartitionMethod]:
     depth = len(tree) - 1
     if isinstance(levels, str | Mapping) or not isinstance(levels, Sequence):
         raise InvalidInput("levels", levels, "must be a list with one split per level")
@@ -239,13 +243,13 @@ def _methods(levels: Sequence[object], tree: list[np.ndarray]) -> list[Partition
         elif counts is not None:
             methods[level - 1] = method._replace(sizes=sizing.GivenSizes(tuple(counts.tolist())))
         else:
-            methods[level - 1] = method._replace(sizes=method.otherwise)
+            methods[level - 1] = method._replace(sizes=method.default_sizes)
         if counts is not None:
             counts = np.bincount(tree[level], weights=counts).astype(np.int64)
     return methods
 
 
-def _angles(rotation: Mapping[str, object], tree: list[np.ndarray]) -> np.ndarray:
+def _parse_rotation(rotation: Mapping[str, object], tree: list[np.ndarray]) -> np.ndarray:
     if not isinstance(rotation, Mapping):
         raise InvalidInput("rotation", rotation, f"must be a table of {', '.join(ROTATION)}")
     for key in rotation:
@@ -254,13 +258,13 @@ def _angles(rotation: Mapping[str, object], tree: list[np.ndarray]) -> np.ndarra
     return leaf_angles(tree, **rotation)  # type: ignore[arg-type]
 
 
-def _owners_wanted(
+def _required_owners(
     methods: list[PartitionMethod], tree: list[np.ndarray], below: list[np.ndarray]
 ) -> tuple[list[np.ndarray], list[int]]:
-    """Per edge level: how many owners each node holds, and how many samples each of them needs.
+    """Owners that each node holds, and samples that each owner needs, per edge level.
 
-    Owners count the nodes of the last level of a run of `natural` levels, and must feed the leaves
-    below it.
+    Owners belong to nodes of the last of consecutive `natural` levels, and need a sample for each
+    client below.
     """
     owners: list[np.ndarray] = []
     least: list[int] = []
@@ -277,7 +281,7 @@ def _owners_wanted(
     return owners, least
 
 
-def _checked(parents: Sequence[Sequence[int] | np.ndarray]) -> list[np.ndarray]:
+def _check_parents(parents: Sequence[Sequence[int] | np.ndarray]) -> list[np.ndarray]:
     try:
         tree = [np.asarray(level, dtype=np.int64) for level in parents]
     except (TypeError, ValueError):
@@ -301,41 +305,41 @@ def _checked(parents: Sequence[Sequence[int] | np.ndarray]) -> list[np.ndarray]:
     return tree
 
 
-def _leaves_below(tree: list[np.ndarray]) -> list[np.ndarray]:
-    """How many leaves each node of each level has below it; a leaf counts itself."""
+def _clients_below(tree: list[np.ndarray]) -> list[np.ndarray]:
+    """Number of clients below each node of each level; a client counts itself."""
     below = [np.ones(len(tree[-1]), dtype=np.int64)]
     for level in range(len(tree) - 1, 0, -1):
         below.insert(0, np.bincount(tree[level], weights=below[0]).astype(np.int64))
     return below
 
 
-def _whole(field: str, values: np.ndarray) -> np.ndarray:
+def _whole_numbers(field: str, values: np.ndarray) -> np.ndarray:
     array = np.asarray(values)
     if array.ndim != 1 or array.dtype.kind not in "iu" or (len(array) and array.min() < 0):
         raise InvalidInput(field, array, "must be a list of whole numbers, none below 0")
     return array.astype(np.int64)
 
 
-def check_partition(given: Sequence, tree: Tree, samples: int) -> list[Tensor]:
-    """Index tensors in leaf order: one per leaf, none empty, no sample twice or beyond the data."""
+def check_partition(lists: Sequence | ClientIndex, tree: Tree, samples: int) -> ClientIndex:
+    """Check each client's sample numbers: at least one, within the data, none used twice."""
     try:
-        count = len(given)
+        count = len(lists)
     except TypeError:
         count = 0
-    if isinstance(given, str | bytes | Mapping) or not count:
-        raise InvalidInput("partition", given, "must be a list of sample numbers for each leaf")
+    if isinstance(lists, str | bytes | Mapping) or not count:
+        raise InvalidInput("partition", lists, "must be a list of sample numbers for each leaf")
     if count != tree.leaves:
         hint = balanced_hint(tree) if math.prod(groups_of(tree)) == count else ""
         allowed = f"needs one per leaf of the tree, {tree.leaves} of them{hint}"
         raise InvalidInput("partition", f"{count} lists", allowed)
     owner = np.full(samples, -1)
     parts = []
-    for client, indices in enumerate(given):
+    for client, indices in enumerate(lists):
         name = tree.names[-1][client]
-        mine = check_sample_numbers(f"partition[{client}]", indices, samples)
-        if mine.size == 0:
+        numbers = check_sample_numbers(f"partition[{client}]", indices, samples)
+        if numbers.size == 0:
             raise InvalidInput(f"partition[{client}]", [], f"client {name} has no samples")
-        values, counts = np.unique(mine, return_counts=True)
+        values, counts = np.unique(numbers, return_counts=True)
         taken = values[(owner[values] >= 0) | (counts > 1)]
         if taken.size:
             other = owner[taken[0]] if owner[taken[0]] >= 0 else client
@@ -344,21 +348,21 @@ def check_partition(given: Sequence, tree: Tree, samples: int) -> list[Tensor]:
                 int(taken[0]),
                 f"each sample may be used once; client {tree.names[-1][other]} has it already",
             )
-        owner[mine] = client
-        parts.append(torch.as_tensor(mine))
-    return parts
+        owner[numbers] = client
+        parts.append(numbers)
+    return ClientIndex.from_lists(parts)
 
 
-def check_sample_numbers(field: str, given: object, samples: int) -> np.ndarray:
-    """A list of numbers of samples, of which there are so many; it may be empty."""
+def check_sample_numbers(field: str, value: object, samples: int) -> np.ndarray:
+    """Check a list of sample numbers below `samples`; it may be empty."""
     try:
-        numbers = np.asarray(given)
+        numbers = np.asarray(value)
     except Exception:
-        raise InvalidInput(field, given, "must be a list of whole numbers") from None
+        raise InvalidInput(field, value, "must be a list of whole numbers") from None
     if numbers.size == 0:
         return np.empty(0, dtype=np.int64)
     if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
-        raise InvalidInput(field, given, "must be a list of whole numbers")
+        raise InvalidInput(field, value, "must be a list of whole numbers")
     if numbers.min() < 0 or numbers.max() >= samples:
         outside = numbers[(numbers < 0) | (numbers >= samples)][0]
         raise InvalidInput(field, int(outside), f"sample numbers go from 0 to {samples - 1}")

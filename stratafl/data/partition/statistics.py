@@ -1,4 +1,4 @@
-"""How different the nodes of a partition are, level by level.
+"""Heterogeneity of a partition, level by level.
 
 Distances are total variation between label distributions: half the sum of absolute differences, 0
 when equal and 1 when no class is shared. Global means all samples that were kept.
@@ -18,7 +18,7 @@ from stratafl.base.errors import InvalidInput
 
 @dataclass(frozen=True)
 class MinMedianMax:
-    """Smallest, middle and largest of a level."""
+    """Minimum, median and maximum over the nodes of a level."""
 
     least: int
     median: float
@@ -31,7 +31,7 @@ class MinMedianMax:
 
 @dataclass(frozen=True)
 class LevelHeterogeneity:
-    """One edge level; distances are means over its nodes, each counting the same."""
+    """Heterogeneity of one edge level; distances are unweighted means over its nodes."""
 
     level: int
     nodes: int
@@ -43,7 +43,7 @@ class LevelHeterogeneity:
 
 @dataclass(frozen=True)
 class HeterogeneityReport:
-    """All levels, the root's children first."""
+    """Heterogeneity of all levels, the root's children first."""
 
     samples: int
     dropped: int
@@ -56,7 +56,7 @@ def heterogeneity(
     leaves: Sequence[np.ndarray],
     parents: Sequence[Sequence[int] | np.ndarray],
 ) -> HeterogeneityReport:
-    """Measure a partition: `leaves` holds the samples of each leaf, `parents` is the tree."""
+    """Measure a partition: `leaves` holds the samples of each client, `parents` is the tree."""
     counts = class_counts(labels, leaves, parents)
     levels = []
     for level in range(1, len(counts)):
@@ -82,7 +82,7 @@ def class_counts(
     leaves: Sequence[np.ndarray],
     parents: Sequence[Sequence[int] | np.ndarray],
 ) -> list[np.ndarray]:
-    """How many samples of each class each node holds (N x K), level by level, the root's first."""
+    """Number of samples of each class that each node holds (N x K), per level, root first."""
     if len(leaves) != len(parents[-1]):
         raise InvalidInput("leaves", len(leaves), f"the tree has {len(parents[-1])} leaves")
     classes = int(np.max(labels)) + 1
@@ -96,7 +96,7 @@ def class_counts(
 
 
 def total_variation(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """Distance between distributions along the last axis."""
+    """Total variation distance between distributions along the last axis."""
     return np.abs(p - q).sum(axis=-1) / 2.0
 
 

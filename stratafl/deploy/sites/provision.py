@@ -86,8 +86,8 @@ def _sites(topology: Topology, made: Study, own_files: UserFiles, largest: int, 
     flat, home, tree, inputs = made.simulation.flat, made.simulation.home, tree_of(topology.config), _one_input(made)
     numbered = [(level, number) for level in range(tree.depth + 1) for number in range(tree.sizes[level])]
     port = {where: topology.base_port + PORTS * i for i, where in enumerate(numbered)}
-    parts = zip(tree.names[-1], made.data.partition.leaves, strict=True)
-    declared = [topology.samples.get(name, 0) if name in topology.data else len(part) for name, part in parts]
+    sizes = zip(tree.names[-1], made.data.client_sizes, strict=True)
+    declared = [topology.samples.get(name, 0) if name in topology.data else size for name, size in sizes]
     sites, frozen = [], frozen_digest(flat)
     for level, number in numbered:
         name, own_port = tree.names[level][number], port[level, number]

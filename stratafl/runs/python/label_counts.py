@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.config.data import FEW, NO_CLASSES, LabelCounts
-from stratafl.data.dataset import InMemorySamples, SampleSource
+from stratafl.config.data import NO_CLASSES, LabelCounts
+from stratafl.data.dataset import FEW_SAMPLES, InMemorySamples, SampleSource
 from stratafl.data.inputs import tensors_of
 from stratafl.runs.python.describe import digest
 from stratafl.simulation.simulation import Simulation
@@ -25,7 +25,7 @@ def label_counts(simulation: Simulation) -> LabelCounts:
     targets = training.supply.targets_N.cpu()
     classes = _classes(targets)
     here = []
-    for part in training.partition:
+    for part in training.clients:
         mine = part.cpu()
         counts = targets[mine].bincount(minlength=len(classes)).tolist() if classes else [len(mine)]
         here.append([counts, digest(mine.to(torch.int64))])
@@ -38,7 +38,7 @@ def label_counts(simulation: Simulation) -> LabelCounts:
 def _inputs(supply: SampleSource) -> list[str]:
     """Digests of the inputs: of all samples that are held, and of a few where they are read anew
     for every batch."""
-    inputs = supply.inputs_N if isinstance(supply, InMemorySamples) else supply.first(FEW)
+    inputs = supply.inputs_N if isinstance(supply, InMemorySamples) else supply.head(FEW_SAMPLES)
     return [f"{name} {digest(each)}" for name, each in tensors_of(inputs).items()]
 
 

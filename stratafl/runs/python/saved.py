@@ -77,9 +77,9 @@ class SavedRun(Recorder):
             self.close()
             if not isinstance(problem, Interrupted):
                 raise
-            self._say(problem.note)
+            self._say(problem.message)
             # a notebook goes on, and has words of its own for a program that ends
-            raise (KeyboardInterrupt(problem.note) if in_notebook() else InterruptExit(problem)) from None
+            raise (KeyboardInterrupt(problem.message) if in_notebook() else InterruptExit(problem)) from None
         finally:
             self._stop = None
 

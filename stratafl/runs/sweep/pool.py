@@ -291,13 +291,13 @@ class _Pool:
                     self._start(number)
                 while any(worker.name for worker in self.workers):
                     for key, _ in self.selector.select(timeout=0.2):
-                        self._hear(key.data, stopping=bool(stop.asked) or late)
+                        self._hear(key.data, stopping=bool(stop.signal) or late)
                     is_late = deadline is not None and self.advanced and time.monotonic() > deadline
-                    if (stop.asked or is_late) and not (asked or late):
+                    if (stop.signal or is_late) and not (asked or late):
                         self.waiting.clear()
                         for worker in self.workers:
                             worker.ask_to_stop()
-                    asked, late = stop.asked, late or is_late
+                    asked, late = stop.signal, late or is_late
         except Interrupted as second:
             asked = second.number
             for worker in self.workers:

@@ -212,7 +212,7 @@ def test_a_deployment_is_listed_and_reported_like_a_simulation(
     communication = simulated.simulation.result().communication
     assert run.summary["communication"] == [{"level": 1, **vars(communication.level(1))}]
     assert run.summary["bytes_per_client"] == communication.bytes_per_client
-    samples = [len(part) for part in simulated.data.partition.leaves]
+    samples = [len(part) for part in simulated.data.clients]
     assert run.tree["levels"][1]["samples"] == samples
     assert simulated.simulation.workload is not None
     assert run.workload == json.loads(json.dumps(simulated.simulation.workload.as_plain()))
