@@ -76,7 +76,7 @@ def format_frames(frames: Sequence[UserFrame]) -> str:
 def add_plugin(folder: str) -> None:
     """Count the files of a folder as a package's, not as the user's."""
     PLUGINS.append(folder)
-    _others.cache_clear()
+    _library_folders.cache_clear()
     is_user_file.cache_clear()
 
 

@@ -11,7 +11,7 @@ from stratafl.core.client_training import ClientTraining
 from stratafl.core.client_update import leaf
 from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import Loss
-from stratafl.data.dataset import InMemorySamples
+from stratafl.data.dataset import ClientIndex, InMemorySamples
 from stratafl.data.inputs import Inputs
 from stratafl.engine.gradients import BatchedGradients
 from stratafl.engine.module_profile import profile_module
@@ -22,5 +22,7 @@ def select(
     flat: FlatModule, loss: Loss, inputs: Inputs, targets: Tensor, **options: Any
 ) -> tuple[BatchedGradients | None, str]:
     samples = InMemorySamples(inputs, targets)
-    training = ClientTraining(flat, loss, samples, [torch.arange(len(targets))], leaf(0.1), None, "epochs", 0)
+    training = ClientTraining(
+        flat, loss, samples, ClientIndex.from_lists([torch.arange(len(targets))]), leaf(0.1), None, "epochs", 0
+    )
     return select_gradient_method(flat, loss, inputs, targets, known=profile_module(training), **options)

@@ -139,8 +139,9 @@ def test_what_is_left_to_the_loop() -> None:
     assert chosen(given, CLIENTS, "bf16") == "loop", "16 bits"
     chain = Leaf(leaf().lr, (corrections, own_stage))
     assert chosen(replace(given, leaf=chain), CLIENTS, "fp32") == "loop", "a stage of one's own"
-    uneven = [given.partition[0], *(part[:1] for part in given.partition[1:])]
-    assert chosen(replace(given, partition=uneven), CLIENTS, "fp32") == "loop", "batches would be padded"
+    first, *others = given.clients
+    uneven = ClientIndex.from_lists([first, *(part[:1] for part in others)])
+    assert chosen(replace(given, clients=uneven), CLIENTS, "fp32") == "loop", "batches would be padded"
     deciding = training(Deciding(64, 3))
     assert chosen(deciding, CLIENTS, "fp32") == "stacked"
     assert make_default_engine(deciding, deciding, CLIENTS).how == "loop", (
@@ -164,7 +165,7 @@ def test_what_cannot_be_padded_needs_enough_clients_of_a_length() -> None:
 
 def test_a_rank_chooses_by_the_whole_tree() -> None:
     whole = training(build("mlp", IMAGE, 3))
-    part = replace(whole, partition=whole.partition[:3])
+    part = replace(whole, clients=whole.clients.part(0, 3))
     assert chosen(part, 3, "fp32") == "loop"
     engine = make_default_engine(part, whole, CLIENTS)
     assert engine.name == "stacked" and engine.training is part

@@ -17,7 +17,7 @@ from stratafl.base import errors
 from stratafl.core.client_training import ClientTraining
 from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import LossOnScores
-from stratafl.data.dataset import InMemorySamples
+from stratafl.data.dataset import ClientIndex, InMemorySamples
 from stratafl.engine import batches, kernels, module_profile, selection
 from stratafl.engine.batches import ClientBatches
 from stratafl.engine.compiler import padding
