@@ -106,7 +106,7 @@ class RunDescription:
     @property
     def measured(self) -> dict[str, Any]:
         """The workload's part of run.json."""
-        return {} if self.workload is None else {"workload": self.workload.as_plain()}
+        return {} if self.workload is None else {"workload": self.workload.to_plain()}
 
     def write_tree(self, folder: Path) -> None:
         files.write_json(folder / format.TREE, describe_tree(self.tree, self.counts), indent=None)

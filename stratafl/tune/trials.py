@@ -53,7 +53,7 @@ class TuningTrial:
         curve = curve_of(run, goal.metric)
         first = goal.first([round for round, _ in curve], [value for _, value in curve])
         ready = PriceableRun.of(run) if run.rounds else None
-        costs = {} if ready is None else {each.name: ready.on(each) for each in question.networks}
+        costs = {} if ready is None else {each.name: ready.cost_on(each) for each in question.networks}
         return TuningTrial(run, _outcome(run, first), run.reason, goal, first, costs)
 
     @staticmethod
@@ -82,7 +82,7 @@ class TuningTrial:
         """What it cost up to the target; where it did not get there, what was spent."""
         if network not in self.costs or self.run is None:
             return None
-        return self.costs[network].until(self.first or len(self.run.rounds))
+        return self.costs[network].up_to_round(self.first or len(self.run.rounds))
 
     def cost(self, network: str, kind: Cost) -> float:
         """One of the costs on a network; infinite where it never got there."""
@@ -110,9 +110,9 @@ def last_round(run: StoredRun, question: TuningTask, bars: Mapping[str, float]) 
     """Up to which round a run can still cost less than the bar on any network, and stay within the
     budgets there: what it will send and compute is known before it does."""
     ready, rounds = PriceableRun.of(run), run.total
-    story = replace(ready.recovered.story, rounds=rounds)
-    whole = replace(ready, recovered=replace(ready.recovered, story=story))
-    return max(_within(whole.on(network), question, bars[network.name], rounds) for network in question.networks)
+    workload = replace(ready.recovered.workload, rounds=rounds)
+    whole = replace(ready, recovered=replace(ready.recovered, workload=workload))
+    return max(_within(whole.cost_on(network), question, bars[network.name], rounds) for network in question.networks)
 
 
 def spent_R(costs: RunCosts, kind: Cost) -> np.ndarray:

@@ -79,11 +79,11 @@ def test_what_was_sent_is_recomputed_exactly(name: str, tmp_path: Path) -> None:
     run = trained(config(**CASES[name]), tmp_path)
     ready = PriceableRun.of(run)
     assert ready.recovered.notes == () and ready.recovered.buffers == 0
-    found = ready.on(NETWORK)
+    found = ready.cost_on(NETWORK)
     assert run.summary is not None
     sent = [level["bytes_up"] + level["bytes_down"] for level in run.summary["communication"]]
     assert [float(each.sum()) for each in found.bytes] == sent
-    total = found.until(3)
+    total = found.up_to_round(3)
     assert sum(total.parts.values()) == pytest.approx(total.seconds) and total.joules > 0 and total.money > 0
 
 
@@ -105,7 +105,7 @@ def test_buffers_are_told_from_parameters(tmp_path: Path) -> None:
 def test_epochs_are_as_many_steps_as_a_leaf_has_batches(tmp_path: Path) -> None:
     run = trained(config(**CASES["epochs and an optimiser of its own"]), tmp_path)
     samples = run.tree["levels"][-1]["samples"]
-    assert PriceableRun.of(run).recovered.story.steps_N.tolist() == [-(-each // 16) for each in samples]
+    assert PriceableRun.of(run).recovered.workload.steps_N.tolist() == [-(-each // 16) for each in samples]
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_settings_over_seeds(runs: Path) -> None:
     assert every.seconds is not None and every.rounds is not None and every.rounds.mean == 6
     assert never.reached == 0 and never.seconds is None
     assert every.seconds.deviation == 0.0, "nothing is drawn in this network"
-    alone = [PriceableRun.of(run).on(NETWORK) for run in list_runs(runs)]
+    alone = [PriceableRun.of(run).cost_on(NETWORK) for run in list_runs(runs)]
     assert every.seconds.mean == pytest.approx(alone[2].seconds_R.sum())
     jitter = found[3].milestones[-1].seconds
     assert jitter is not None and jitter.deviation is not None and jitter.deviation > 0
@@ -263,7 +263,7 @@ def test_the_report_has_a_networks_seconds_and_cost_as_axes(runs: Path, tmp_path
     assert list(data["axes"])[-2:] == ["seconds on ours", "cost on ours"] and data["unreadable"] == []
     (first, _), (mean, *_) = (each["runs"] for each in data["settings"]), [each["mean"] for each in data["settings"]]
     drawn = unpacked_axis(first[0]["curve"]["x"]["seconds on ours"])
-    assert drawn == pytest.approx(PriceableRun.of(list_runs(runs)[0]).on(NETWORK).seconds_R.cumsum(), rel=1e-6)
+    assert drawn == pytest.approx(PriceableRun.of(list_runs(runs)[0]).cost_on(NETWORK).seconds_R.cumsum(), rel=1e-6)
     assert len(unpacked_axis(mean["x"]["cost on ours"])) == 6
     page = out.read_text()
     assert '"seconds on mobile_edge"' in page and '"cost on lan_wan"' in page and '"cost on mobile_edge"' not in page

@@ -41,8 +41,8 @@ def on_tree(runs: Path, shape: str, **changes: Any) -> list[dict[str, Any]]:
     ready, tree = PriceableRun.of(list_runs(runs)[0]), Tree.of(shape)
     periods = [2] * (tree.depth - 1) + [3]
     given = {"participation": (None,) * tree.depth, "wait": (), **changes}
-    story = replace(
-        ready.recovered.story,
+    workload = replace(
+        ready.recovered.workload,
         tree=tree,
         schedule=Schedule.of(periods, tree.depth),
         steps_N=np.full(tree.leaves, 3),
@@ -50,7 +50,9 @@ def on_tree(runs: Path, shape: str, **changes: Any) -> list[dict[str, Any]]:
         sizes=message_sizes(rules_for("mtgc", tree.depth), 10_000, 0),
         **given,
     )
-    return timelines([GroupOnNetwork("it", replace(ready, recovered=replace(ready.recovered, story=story)), VARIED)])
+    return timelines(
+        [GroupOnNetwork("it", replace(ready, recovered=replace(ready.recovered, workload=workload)), VARIED)]
+    )
 
 
 def bars(row: dict[str, Any]) -> Iterator[tuple[float, float, str]]:
@@ -74,7 +76,7 @@ def test_every_node_of_a_small_tree_has_a_row_below_its_parent(runs: Path) -> No
 
 def test_bars_are_what_the_price_is_made_of(runs: Path) -> None:
     ready = PriceableRun.of(list_runs(runs)[0])
-    costs = ready.on(VARIED)
+    costs = ready.cost_on(VARIED)
     for shown in timelines([GroupOnNetwork("it", ready, VARIED)]):
         place = shown["round"] - 1
         assert shown["seconds"] == pytest.approx(costs.seconds_R[place])
@@ -152,7 +154,7 @@ def test_a_deep_tree_shows_the_slowest_alone_at_its_lowest_levels(runs: Path) ->
 def test_a_page_with_many_has_fewer_rows_and_rounds(
     runs: Path, monkeypatch: pytest.MonkeyPatch, room: int, shown: list[int]
 ) -> None:
-    monkeypatch.setattr(round_chart, "ROOM", room)
+    monkeypatch.setattr(round_chart, "MAX_BARS", room)
     found = on_tree(runs, "2x10")
     assert [each["round"] for each in found] == shown
     assert {len(each["rows"]) for each in found} == {1 + 2 * (11 if room == 60_000 else 4)}

@@ -104,7 +104,7 @@ def test_the_frontier_has_nothing_cheaper_that_is_as_good(made: TuningResult) ->
         assert costs == sorted(costs) and values == sorted(set(values))
         for tried in made.search.tried.values():
             for round, value in tried.curve:
-                cost = tried.costs[answer.network].until(round).seconds
+                cost = tried.costs[answer.network].up_to_round(round).seconds
                 assert any(p.cost <= cost * (1 + 1e-9) and p.value >= value for p in answer.frontier)
         assert frontier_segments(answer.frontier)[-1] is answer.frontier[-1]
 

@@ -183,7 +183,7 @@ def _times(gained: float) -> str:
 
 def _candidates(made: TuningResult, answer: NetworkResult) -> None:
     """The best settings and the config as given, with their costs to the target."""
-    from stratafl.cost.pricing import BYTES, ENERGY, PLAIN, TIME, Unit
+    from stratafl.cost.pricing import BYTES, ENERGY, NO_UNIT, TIME, Unit
     from stratafl.tune.task import COSTS
 
     found = list(answer.candidates)
@@ -193,7 +193,7 @@ def _candidates(made: TuningResult, answer: NetworkResult) -> None:
     units = {"seconds": ("time", TIME), "bytes": ("bytes", BYTES), "joules": ("energy", ENERGY)}
     cells = [
         [_place(each, answer), each.label, f"{each.reached(answer.network, question)}/{len(each.runs)}",
-         PLAIN.text(each.rounds())]
+         NO_UNIT.text(each.rounds())]
         for each in found
     ]  # fmt: skip
     columns = [Column("place"), Column("setting", prose=True), Column("reached", right=True),
