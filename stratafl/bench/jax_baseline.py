@@ -41,7 +41,7 @@ class UnsupportedByJax(InvalidInput):
     """A job this baseline cannot do; it may be left out of a table."""
 
 
-class Network(NamedTuple):
+class JaxNetwork(NamedTuple):
     """A module as JAX sees it. Images are (B, H, W, K), since XLA's fastest convolutions read
     channels together."""
 
@@ -105,7 +105,7 @@ class Clients:
         _jax().block_until_ready(self.weights)
 
 
-def convert(module: nn.Module) -> Network:
+def convert(module: nn.Module) -> JaxNetwork:
     """The weights, still on the host, and a function that computes what the module does."""
     layers = list(_leaves(module))
     # a module counts what its layers share once
@@ -118,15 +118,15 @@ def convert(module: nn.Module) -> Network:
             x_B = forward(own, x_B)
         return x_B
 
-    return Network([_weights(layer) for layer in layers], apply)
+    return JaxNetwork([_weights(layer) for layer in layers], apply)
 
 
 def images_last(inputs: Tensor) -> Array:
-    """Inputs as a `Network` takes them: channels at the end if they are images."""
+    """Inputs as a `JaxNetwork` takes them: channels at the end if they are images."""
     return _array(inputs.permute(0, 2, 3, 1) if inputs.dim() == 4 else inputs)
 
 
-def _training(job: Job, network: Network, precision: Precision) -> Callable[..., tuple[Parameters, Array]]:
+def _training(job: Job, network: JaxNetwork, precision: Precision) -> Callable[..., tuple[Parameters, Array]]:
     """The whole round as one function of arrays."""
     jax = _jax()
     jnp = jax.numpy
@@ -293,7 +293,7 @@ def _is_halving(layer: Any) -> bool:
     return layer.kernel_size in two and layer.stride in two and plain and not (layer.ceil_mode or layer.return_indices)
 
 
-def _check(job: Job, network: Network) -> None:
+def _check(job: Job, network: JaxNetwork) -> None:
     """Complain before the first round about what would fail in it."""
     sizes = {len(samples) for samples in job.partition}
     if len(sizes) != 1:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.statistics import OverSeeds
+from stratafl.base.statistics import MeanStd
 from stratafl.base.validation import check_number
 from stratafl.cost.costs import CumulativeCost, PriceableRun, PriceBatch, RunCosts
 from stratafl.cost.workload import named_networks, resolved
@@ -45,11 +45,11 @@ class Milestone:
     runs: int
     reached: int
     """Number of runs that reached it; unless all did, there are no numbers."""
-    rounds: OverSeeds | None
-    seconds: OverSeeds | None
-    joules: OverSeeds | None
-    money: OverSeeds | None
-    bytes: tuple[OverSeeds, ...]
+    rounds: MeanStd | None
+    seconds: MeanStd | None
+    joules: MeanStd | None
+    money: MeanStd | None
+    bytes: tuple[MeanStd, ...]
     """Bytes over the links of each edge level, root's first."""
     parts: dict[Part, float]
     """Seconds by activity and edge level, mean over the runs."""
@@ -175,7 +175,7 @@ def _milestone(until: str, runs: Sequence[RunCosts], ends: Sequence[int | None])
     if len(reached) < len(totals):
         return Milestone(until, len(totals), len(reached), None, None, None, None, (), {})
 
-    def over(value: Callable[[CumulativeCost], float]) -> OverSeeds:
+    def over(value: Callable[[CumulativeCost], float]) -> MeanStd:
         mean_std = mean_std_if_complete([value(total) for total in reached])
         assert mean_std is not None
         return mean_std
@@ -259,7 +259,7 @@ class Unit:
         fitting = [(name, factor) for name, factor in units if largest >= READABLE * factor]
         return Unit(*(fitting[-1] if fitting else units[0]))
 
-    def text(self, value: OverSeeds | None) -> str:
+    def text(self, value: MeanStd | None) -> str:
         """Format a value as "3.21 ± 0.05", with three digits of the mean."""
         if value is None:
             return ABSENT
@@ -289,7 +289,7 @@ def cost_columns(groups: Sequence[GroupCosts]) -> list[TextColumn]:
         TextColumn("rounds", [_rounds_text(milestone) for _, milestone in rows]),
     ]
 
-    def add(title: str, values: Sequence[OverSeeds | None], units: Sequence[tuple[str, float]]) -> None:
+    def add(title: str, values: Sequence[MeanStd | None], units: Sequence[tuple[str, float]]) -> None:
         means = [value.mean for value in values if value is not None]
         if any(means):
             unit = Unit.of(units, means)

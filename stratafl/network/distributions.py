@@ -125,7 +125,7 @@ class Distribution:
         return values
 
     def quantile_at(self, share: float) -> float:
-        """One value of the quantile function."""
+        """Single value of the quantile function."""
         return float(self.quantile(np.array([share]))[0])
 
     def to_plain(self) -> float | dict[str, Any]:

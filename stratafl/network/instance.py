@@ -31,7 +31,7 @@ PARENT = tuple(name for name in TIER if name not in LINK)
 
 @dataclass(frozen=True, eq=False)
 class Quantity:
-    """One quantity for all nodes of a level, with its distribution at each node."""
+    """Quantity for all nodes of a level, with its distribution at each node."""
 
     name: str
     level: int

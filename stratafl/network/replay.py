@@ -140,7 +140,7 @@ class RoundStage(NamedTuple):
 
 
 class ReplayedRound:
-    """One replayed global round: participants and traffic per stage and level."""
+    """Replayed global round: participants and traffic per stage and level."""
 
     def __init__(self) -> None:
         self.stages: list[RoundStage] = []

@@ -24,7 +24,7 @@ Part = tuple[str, int]
 
 
 class Phase(NamedTuple):
-    """One step of a child's work in a round."""
+    """Step of a child's work in a round."""
 
     kind: str
     end_RN: np.ndarray
@@ -134,7 +134,7 @@ class RoundCosts:
 
 
 class Activity(NamedTuple):
-    """One kind of activity of the nodes of a level, for a chart of the time line."""
+    """Activity of one kind of the nodes of a level, for a chart of the time line."""
 
     kind: str
     level: int

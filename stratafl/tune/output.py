@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from stratafl.base.files import atomic_write, write_json
 from stratafl.base.plotting import STYLE, pyplot, save
-from stratafl.base.statistics import OverSeeds
+from stratafl.base.statistics import MeanStd
 from stratafl.config.schema import Config
 from stratafl.cost.pricing import BYTES, ENERGY, TIME, Unit
 from stratafl.runs.format import slug
@@ -136,7 +136,7 @@ def _candidate(result: TuningResult, answer: NetworkResult, candidate: TuningCan
     }
 
 
-def _mean_std(value: OverSeeds | None) -> dict[str, float | None] | None:
+def _mean_std(value: MeanStd | None) -> dict[str, float | None] | None:
     return None if value is None else value._asdict()
 
 

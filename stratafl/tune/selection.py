@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from stratafl.base.statistics import OverSeeds, over_seeds
+from stratafl.base.statistics import MeanStd, mean_std
 from stratafl.tune.space import GridPoint
 from stratafl.tune.study import BASELINE, FINALISTS, Search
 from stratafl.tune.task import Cost, TuningTask
@@ -28,15 +28,15 @@ class TuningCandidate:
         """Number of runs that reached the target within the budgets."""
         return sum(run.objective_value(network, task) < math.inf for run in self.runs)
 
-    def mean_cost(self, network: str, kind: Cost) -> OverSeeds | None:
+    def mean_cost(self, network: str, kind: Cost) -> MeanStd | None:
         """Mean cost up to the target; None unless all runs reached it."""
         if any(run.first is None for run in self.runs):
             return None
-        return over_seeds([run.cost(network, kind) for run in self.runs])
+        return mean_std([run.cost(network, kind) for run in self.runs])
 
-    def rounds(self) -> OverSeeds | None:
+    def rounds(self) -> MeanStd | None:
         firsts = [float(run.first) for run in self.runs if run.first is not None]
-        return over_seeds(firsts) if len(firsts) == len(self.runs) else None
+        return mean_std(firsts) if len(firsts) == len(self.runs) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +151,7 @@ def _order(network: str, task: TuningTask) -> Callable[[TuningCandidate], tuple[
 
     def key(candidate: TuningCandidate) -> tuple[float, ...]:
         reached, runs = candidate.reached(network, task), len(candidate.runs)
-        cost = over_seeds([run.cost(network, task.minimise) for run in candidate.runs]).mean
+        cost = mean_std([run.cost(network, task.minimise) for run in candidate.runs]).mean
         return -reached / runs, -runs, cost
 
     return key

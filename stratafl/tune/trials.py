@@ -1,4 +1,4 @@
-"""One trial: train, price, stop early."""
+"""Trial of a setting: train, price, stop early."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class TuningTrial:
         return self.costs[network].up_to_round(self.first or len(self.run.rounds))
 
     def cost(self, network: str, kind: Cost) -> float:
-        """One cost on a network; infinite for a run that could not be priced."""
+        """Cost of one kind on a network; infinite for a run that could not be priced."""
         total = self.total(network)
         return math.inf if total is None else cost_in(total, kind)
 
@@ -95,7 +95,7 @@ class TuningTrial:
 
 
 def cost_in(total: CumulativeCost, kind: Cost) -> float:
-    """One of the costs; bytes are summed over all levels."""
+    """Select one of the costs; bytes are summed over all levels."""
     return float(sum(total.bytes)) if kind == "bytes" else float(getattr(total, kind))
 
 
@@ -284,7 +284,7 @@ class TrialRunner:
         self.show(Event(label, "began", {"rounds": rounds, "done": done}))
         early_stopping = _EarlyStopping(self, launch, label, stop_conditions, cost_limits)
         try:
-            with launch.ending():
+            with launch.record_outcome():
                 while not launch.simulation.done:
                     launch.round(early_stopping.stop, early_stopping.after_round)
                 launch.finish(self.say)
@@ -293,12 +293,12 @@ class TrialRunner:
                 if stop_conditions.stop.asked or not stop_conditions.is_late:
                     raise
                 raise OutOfTime from None
-            launch.folder.end(format.INTERRUPTED, launch.place, early_stopping.stop_reason)
+            launch.folder.set_status(format.INTERRUPTED, launch.place, early_stopping.stop_reason)
         except (UserCodeError, MissingExtra):
             raise
         except Exception as problem:
-            # recorded in its folder: a setting that cannot be trained, such as one too large for the
-            # memory, is a result, too
+            # recorded in its folder: a setting that cannot be trained, such as one too large
+            # for the memory, is a result, too
             self.say(f"{label}: {error_message(problem)}")
         finally:
             launch.folder.close()

@@ -259,7 +259,7 @@ def test_the_report_has_a_networks_seconds_and_cost_as_axes(runs: Path, tmp_path
     out = tmp_path / "report.html"
     ran = CliRunner().invoke(app, ["report", str(runs), "-o", str(out), "-n", "lan_wan", "-n", "mobile_edge"])
     assert ran.exit_code == 0, ran.output
-    data = page_data(list_runs(runs), further=network_axes(list_runs(runs), [NETWORK]))
+    data = page_data(list_runs(runs), extra_axes=network_axes(list_runs(runs), [NETWORK]))
     assert list(data["axes"])[-2:] == ["seconds on ours", "cost on ours"] and data["unreadable"] == []
     (first, _), (mean, *_) = (each["runs"] for each in data["settings"]), [each["mean"] for each in data["settings"]]
     drawn = unpacked_axis(first[0]["curve"]["x"]["seconds on ours"])

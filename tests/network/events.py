@@ -48,9 +48,9 @@ class Script:
     up: dict[tuple[int, int], np.ndarray]
     """Bytes of the message that each node sends, likewise."""
     link: dict[tuple[int, int], Link]
-    """By level and node."""
+    """Links by level and node."""
     jitter: dict[tuple[int, int, int, str], float]
-    """By level, node, round of the level, direction."""
+    """Jitter by level, node, round of the level and direction."""
     parent: dict[tuple[int, int], Parent]
     compute: dict[tuple[int, int], float]
     """Seconds of pauses and computing by leaf and round of its level."""

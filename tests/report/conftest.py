@@ -150,7 +150,7 @@ class Page:
         return self.js(count)
 
     def errors(self) -> list[str]:
-        """What the console has to say."""
+        """Messages of the browser's console."""
         return [f"{entry['level']}: {entry['message']}" for entry in self.browser.get_log("browser")]
 
     def requests(self) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stratafl.config.schema import Config
-from stratafl.report.page_data import STOPS, WIDEST, page_data
+from stratafl.report.page_data import MAX_LEVEL_SIZE, MAX_SLIDER_STOPS, page_data
 from stratafl.runs import StoredRun, list_runs, read_run
 from stratafl.runs.curves import AXES, curve_of, mean_curve
 from stratafl.runs.groups import collect_runs, common_config, config_differences, group_names, group_runs, one_of_each
@@ -66,7 +66,7 @@ def test_a_run_s_curve() -> None:
     assert list(curve.x) == list(AXES)
     assert curve.y["accuracy"] == [0.2, None, 0.6]
     assert curve.y["drift.1.drift"] == [2, 4, 6]
-    assert curve.known("accuracy") == [(1, 0.2), (3, 0.6)]
+    assert curve.points_of("accuracy") == [(1, 0.2), (3, 0.6)]
     assert curve.last("accuracy") == 0.6
     assert curve.last("nothing") is None
 
@@ -249,9 +249,9 @@ def test_a_broken_tree_is_left_out(runs: Path) -> None:
 def test_a_level_too_wide_to_draw_is_left_out(runs: Path) -> None:
     (run, *_), _ = collect_runs([runs])
     level = run.tree["levels"][1]
-    many = {key: (values * WIDEST)[: WIDEST + 1] for key, values in level.items()}
+    many = {key: (values * MAX_LEVEL_SIZE)[: MAX_LEVEL_SIZE + 1] for key, values in level.items()}
     (tree,) = page_data([dataclasses.replace(run, tree={**run.tree, "levels": [run.tree["levels"][0], many]})])["trees"]
-    assert len(tree["levels"]) == 1 and tree["left_out"] == [WIDEST + 1]
+    assert len(tree["levels"]) == 1 and tree["left_out"] == [MAX_LEVEL_SIZE + 1]
 
 
 # -- what is known of single nodes -----------------------------------------------------------------
@@ -276,9 +276,12 @@ def test_the_mean_the_worst_and_the_spread_over_nodes(runs: Path) -> None:
 
 
 def test_nodes_are_known_in_the_rounds_the_slider_stops_at(runs: Path) -> None:
-    run = with_nodes(collect_runs([runs])[0][0], 3 * STOPS)
+    run = with_nodes(collect_runs([runs])[0][0], 3 * MAX_SLIDER_STOPS)
     shown = page_data([run])["settings"][0]["runs"][0]["nodes"]
-    assert len(shown["rounds"]) == STOPS and (shown["rounds"][0], shown["rounds"][-1]) == (1, 3 * STOPS)
+    assert len(shown["rounds"]) == MAX_SLIDER_STOPS and (shown["rounds"][0], shown["rounds"][-1]) == (
+        1,
+        3 * MAX_SLIDER_STOPS,
+    )
     assert list(shown["values"]) == ["accuracy"] and list(shown["values"]["accuracy"]) == ["2"]
     assert shown["values"]["accuracy"]["2"][0] == [0.001, 0.002, 0.003, 0.004]
     assert page_data([collect_runs([runs])[0][0]])["settings"][0]["runs"][0]["nodes"] is None

@@ -1,4 +1,4 @@
-"""What a reader does with the page: sorts, exports, chooses targets and axes, moves the slider."""
+"""Controls of the page: sorting, exports, targets, axes and the slider."""
 
 from __future__ import annotations
 

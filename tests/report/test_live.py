@@ -1,4 +1,4 @@
-"""What a live page reads and prices again: what has changed, and nothing else."""
+"""Live page: only changed runs are read and priced again."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def test_curves_against_every_axis(page: Page, report: Path, axis: str, title: s
 )
 def test_curves_against_a_network(page: Page, runs: Path, tmp_path: Path, axis: str, title: str) -> None:
     found, _ = collect_runs([runs])
-    data = page_data(found, further=network_axes(found, [network("lan_wan")]))
+    data = page_data(found, extra_axes=network_axes(found, [network("lan_wan")]))
     (tmp_path / "report.html").write_text(page_of(data), encoding="utf-8")
     page.open(tmp_path / "report.html")
     page.click(f'#axis [data-value="{axis}"]')

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from stratafl.report.summary import Column, SummaryCell, as_csv, as_latex, columns, default_targets
+from stratafl.report.summary import SummaryCell, SummaryColumn, as_csv, as_latex, columns, default_targets
 from stratafl.runs import StoredRun
 from stratafl.runs.groups import group_runs, select_metric
 from tests.report.test_compare import stored
 
 
-def table(runs: list[StoredRun], targets: list[float] = [], metric: str | None = None) -> dict[str, Column]:  # noqa: B006
+def table(runs: list[StoredRun], targets: list[float] = [], metric: str | None = None) -> dict[str, SummaryColumn]:  # noqa: B006
     found = group_runs(runs)
     metrics, judged = select_metric(found, metric)
     return {column.title: column for column in columns(found, metrics, judged, targets)}
@@ -27,7 +27,7 @@ def with_metric(name: str, values: list[float], seed: int = 0, **config: Any) ->
     return run
 
 
-def texts(column: Column) -> list[str]:
+def texts(column: SummaryColumn) -> list[str]:
     return [cell.text for cell in column.cells]
 
 
@@ -131,7 +131,7 @@ def test_numbers_have_as_many_digits_as_can_be_read(value: float, text: str) -> 
     ],
 )
 def test_the_best_of_a_column(better: Any, cells: list[SummaryCell], best: set[int]) -> None:
-    assert Column("x", cells, better).best == best
+    assert SummaryColumn("x", cells, better).best == best
 
 
 def test_csv_has_every_number_in_full() -> None:

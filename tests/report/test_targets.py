@@ -1,4 +1,4 @@
-"""One way to write a target: for a sweep, a report, a price and a plan."""
+"""Syntax of targets, which sweeps, reports, prices and plans share."""
 
 from __future__ import annotations
 

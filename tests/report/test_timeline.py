@@ -1,4 +1,4 @@
-"""One global round on the page: whose rows there are, what is on them, and how it is looked at."""
+"""Chart of a global round on the page: its rows, their contents and controls."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def on_tree(runs: Path, shape: str, **changes: Any) -> list[dict[str, Any]]:
 
 
 def bars(row: dict[str, Any]) -> Iterator[tuple[float, float, str]]:
-    """In order: when each begins, when it ends, and what it is."""
+    """Start, end and kind of each activity, in order."""
     found = [(times[n], times[n] + times[n + 1], what) for what, times in row["bars"].items()
              for n in range(0, len(times), 2)]  # fmt: skip
     yield from sorted(found)
@@ -163,7 +163,7 @@ def test_a_page_with_many_has_fewer_rows_and_rounds(
 def test_the_payload_has_one_run_of_each_setting_on_each_network(runs: Path) -> None:
     found, _ = collect_runs([runs])
     assert page_data(found)["timelines"] == []
-    shown = page_data(found, further=network_axes(found, [network("lan_wan"), VARIED]))["timelines"]
+    shown = page_data(found, extra_axes=network_axes(found, [network("lan_wan"), VARIED]))["timelines"]
     assert [(each["run"], each["network"], each["round"]) for each in shown] == [
         (method, name, round) for method in METHODS for name in ("lan_wan", "varied") for round in (1, 2, ROUNDS)
     ]
@@ -174,8 +174,8 @@ def clocked(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page with two networks."""
     found, _ = collect_runs([runs])
     path = tmp_path_factory.mktemp("clocked") / "report.html"
-    further = network_axes(found, [network("lan_wan"), VARIED])
-    path.write_text(page_of(page_data(found, further=further)), encoding="utf-8")
+    extra_axes = network_axes(found, [network("lan_wan"), VARIED])
+    path.write_text(page_of(page_data(found, extra_axes=extra_axes)), encoding="utf-8")
     return path
 
 

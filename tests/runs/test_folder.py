@@ -338,7 +338,7 @@ def test_a_continuation_that_is_none_is_refused(tmp_path: Path, wrong: object) -
 
 
 def test_half_a_new_folder_is_never_seen(tmp_path: Path, monkeypatch) -> None:
-    """Whatever fails while a folder is made, nothing of it is left."""
+    """Check that nothing of a folder is left if its creation fails."""
     (tmp_path / "runs").mkdir()
     monkeypatch.setattr("stratafl.runs.format.new_id", lambda: "same")
     first = launch(tmp_path / "runs").path

@@ -1,5 +1,5 @@
-"""What a run began with: a config or a file that was changed since is named and refused, or noted
-with --force."""
+"""Provenance of runs: changed configs and files are named and rejected, or recorded with
+--force."""
 
 from __future__ import annotations
 

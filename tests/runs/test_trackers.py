@@ -174,8 +174,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def records_of(path: Path) -> list[Any]:
-    """What an offline run of Weights & Biases holds: a log of LevelDB's format, in blocks of
-    32 kB."""
+    """Read an offline run of Weights & Biases: a log of LevelDB's format, in blocks of 32 kB."""
     from wandb.proto import wandb_internal_pb2
 
     data, place, parts, found = path.read_bytes(), 7, b"", []

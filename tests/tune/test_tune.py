@@ -222,7 +222,7 @@ def test_nothing_over_the_budget_is_chosen(made: TuningResult, make_task: TaskFa
 def test_a_run_that_breaks_down_is_an_answer_but_not_the_given_one(
     make_task: TaskFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where something is too large for a GPU's memory."""
+    """Simulate a lack of GPU memory."""
     task = make_task({"defaults": False, "periods": [[2], [3, 6]]}, NETWORKS[:1], trials=1, seeds=1)
     advance = Simulation.advance
     too_large = 6

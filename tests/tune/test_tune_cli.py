@@ -129,7 +129,7 @@ def test_the_tables_fit_the_terminal(
 def test_a_plan_of_the_digits_example(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As in the guide: three levels, twelve settings, two networks."""
+    """Run the example of the guide: three levels, twelve settings, two networks."""
     example = Path(__file__).parents[2] / "examples" / "digits.toml"
     words = ("-n", "lan_wan", "-n", "nyc_mesh", "--target", TARGET, "--trials", 12, "--seeds", 2, "--json", "-q")
     assert command(monkeypatch, "plan", example, *words, "--out", tmp_path / "plan") == 0

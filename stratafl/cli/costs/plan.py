@@ -218,7 +218,7 @@ def _place(each: TuningCandidate, answer: NetworkResult) -> str:
 
 def _frontier(made: TuningResult, answer: NetworkResult) -> None:
     """Where each setting leads: nothing that was tried was as good for less."""
-    from stratafl.base.statistics import OverSeeds
+    from stratafl.base.statistics import MeanStd
     from stratafl.tune.output import TITLES, unit_of
     from stratafl.tune.selection import frontier_segments
 
@@ -227,5 +227,5 @@ def _frontier(made: TuningResult, answer: NetworkResult) -> None:
     kind = TITLES[made.task.minimise]
     columns = (Column(made.baseline.goal.metric, right=True), Column(f"{kind}, {unit.name}", right=True),
                Column("setting", prose=True))  # fmt: skip
-    trial_rows = [(f"{point.value:.4f}", unit.text(OverSeeds(point.cost, None)), point.label) for point in points]
+    trial_rows = [(f"{point.value:.4f}", unit.text(MeanStd(point.cost, None)), point.label) for point in points]
     print_table(columns, trial_rows, f"The frontier on {answer.network}: nothing that was tried is as good for less")

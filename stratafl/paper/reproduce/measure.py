@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stratafl.base.statistics import over_seeds
+from stratafl.base.statistics import mean_std
 from stratafl.metrics.evaluation import rounds_to
 from stratafl.paper.recipes.base import Case, Options, Recipe
 from stratafl.paper.reproduce.stored_runs import RunCurve, StoredRuns
@@ -40,7 +40,7 @@ class Value:
         dead = sum(map(math.isnan, values))
         known = [0.0 if math.isnan(value) else value for value in values]
         told = "" if not dead else DEAD if dead == len(values) else f"{dead} of {len(values)} diverged"
-        return Value(*over_seeds(known), beyond, told)
+        return Value(*mean_std(known), beyond, told)
 
     def text(self, digits: int = 1, unit: str = "") -> str:
         """The number as the paper writes it: ">T" where the target was not reached within T

@@ -36,7 +36,7 @@ def config(**run: Any) -> Config:
 
 
 def bits(run: Path) -> dict[str, Any]:
-    """What a run left, but for what it depends on, which says how long it was at first."""
+    """Files of a run, without its provenance, which has its first length."""
     found = contents(run)
     return {**found, "state": {key: each for key, each in found["state"].items() if key != "inputs"}}
 
