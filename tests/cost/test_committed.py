@@ -13,10 +13,10 @@ from benchmarks.priced import RESULTS, page, picture, results, table
 
 
 def test_the_page_follows_from_the_records(tmp_path) -> None:
-    found = results()
-    assert page(found) == (RESULTS / "priced.md").read_text()
+    result = results()
+    assert page(result) == (RESULTS / "priced.md").read_text()
     made, committed = (list(csv.DictReader(text.splitlines())) for text in (
-        table(found), (RESULTS / "priced.csv").read_text()))  # fmt: skip
+        table(result), (RESULTS / "priced.csv").read_text()))  # fmt: skip
     numbers = ("seconds", "joules", "root_bytes")
     for one, other in zip(made, committed, strict=True):
         assert {k: v for k, v in one.items() if k not in numbers} == {
@@ -24,14 +24,14 @@ def test_the_page_follows_from_the_records(tmp_path) -> None:
         }
         known = [name for name in numbers if other[name]]
         assert [float(one[name]) for name in known] == pytest.approx([float(other[name]) for name in known], rel=1e-6)
-    picture(found, tmp_path / "priced.png")
+    picture(result, tmp_path / "priced.png")
     assert (tmp_path / "priced.png").stat().st_size > 50_000
 
 
 def test_the_page_of_policies_follows_from_the_runs(tmp_path) -> None:
     known = json.loads((RESULTS / "policies.json").read_text())
     assert policies.page(known) == (RESULTS / "policies.md").read_text()
-    found = {(run["method"], run["policy"], run["seed"]) for run in known["runs"]}
-    assert found == set(itertools.product(policies.METHODS, policies.POLICIES, policies.SEEDS))
+    result = {(run["method"], run["policy"], run["seed"]) for run in known["runs"]}
+    assert result == set(itertools.product(policies.METHODS, policies.POLICIES, policies.SEEDS))
     policies.drawn(known["runs"], tmp_path / "policies.png")
     assert (tmp_path / "policies.png").stat().st_size > 50_000

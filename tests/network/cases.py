@@ -54,15 +54,15 @@ def quantity(draw: np.random.Generator, typical: float) -> object:
 
 def random_network(draw: np.random.Generator) -> Network:
     def tier() -> dict:
-        found = {
+        result = {
             "up_mbit_s": quantity(draw, 2.0), "down_mbit_s": quantity(draw, 5.0), "latency_s": quantity(draw, 0.01),
             "jitter_s": quantity(draw, 0.005), "overhead_bytes": 100, "overhead_s": quantity(draw, 0.001),
             "merge_s": quantity(draw, 0.02), "merge_s_per_child": quantity(draw, 0.01),
         }  # fmt: skip
         for way in ("pipe_up_mbit_s", "pipe_down_mbit_s"):
             if draw.random() < 0.6:
-                found[way] = quantity(draw, 4.0)
-        return found
+                result[way] = quantity(draw, 4.0)
+        return result
 
     leaf = {"step_s": quantity(draw, 0.05), "slowdown": quantity(draw, 1.0), "pause_s": quantity(draw, 0.02)}
     if draw.random() < 0.5:

@@ -304,8 +304,8 @@ def test_operations_are_counted_where_a_network_needs_them(tmp_path: Path) -> No
     run = trained(config(schedule={"periods": [2, 3], "wait": {"first": 2}}, network=computing), tmp_path / "flops")
     # two products of 64 x 8 and 8 x 10 numbers, two operations each, three times
     assert run.workload["flops_per_sample"] == 3 * 2 * (64 * 8 + 8 * 10)
-    found = PriceableRun.of(run).cost_on(Network.of(computing))
-    np.testing.assert_allclose(found.seconds_R, [each["clock_seconds"] for each in run.rounds], rtol=1e-12)
+    result = PriceableRun.of(run).cost_on(Network.of(computing))
+    np.testing.assert_allclose(result.seconds_R, [each["clock_seconds"] for each in run.rounds], rtol=1e-12)
 
 
 def test_a_run_from_python_is_priced_too_and_goes_on(tmp_path: Path) -> None:
@@ -318,8 +318,8 @@ def test_a_run_from_python_is_priced_too_and_goes_on(tmp_path: Path) -> None:
     whole = records(waiting({"first": 2}))
     run = read_run(tmp_path / "run")
     assert [each["clock_seconds"] for each in run.rounds] == [each["clock_seconds"] for each in whole]
-    found = PriceableRun.of(run).cost_on(Network.of(NETWORK))
-    np.testing.assert_allclose(found.seconds_R, [each["clock_seconds"] for each in run.rounds], rtol=1e-12)
+    result = PriceableRun.of(run).cost_on(Network.of(NETWORK))
+    np.testing.assert_allclose(result.seconds_R, [each["clock_seconds"] for each in run.rounds], rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", presets())
@@ -333,7 +333,7 @@ def test_a_network_as_tables_is_the_same_network(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"wait": {"first": 2}, "network": None}, "wait.*needs a network"),
         ({"wait": ["all"]}, "wait.*one entry per edge level, 2"),
@@ -365,8 +365,8 @@ def test_a_network_as_tables_is_the_same_network(name: str) -> None:
         ({"wait": None, "network": "missing.toml"}, "network.*no such file"),
     ],
 )
-def test_what_cannot_be_is_one_line_that_names_the_field(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(InvalidInput, match=told) as complaint:
+def test_what_cannot_be_is_one_line_that_names_the_field(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message) as complaint:
         waiting(**settings)
     assert "\n" not in str(complaint.value)
 

@@ -90,8 +90,8 @@ def odd_report(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             record["metrics"].update({"huge " * 30: 1.23456789e12 + 1e3 * number, "tiny": 1e-9 * 3.0**number})
             record["metrics"]["negative"] = -1234.5678 * number
         (run / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
-    found, unreadable = collect_runs([copied])
-    data = page_data(found, None, unreadable)
+    result, unreadable = collect_runs([copied])
+    data = page_data(result, None, unreadable)
     clocked = collect_runs([runs])[0]
     rounds = page_data(clocked, extra_axes=network_axes(clocked, [network("lan_wan"), network("mobile_edge")]))[
         "timelines"

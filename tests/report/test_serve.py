@@ -37,8 +37,8 @@ def serving(folder: Path) -> Iterator[ReportServer]:
 
 
 def _gathered(folder: Path) -> tuple[list, None, list[str]]:
-    found, unreadable = collect_runs([folder])
-    return found, None, unreadable
+    result, unreadable = collect_runs([folder])
+    return result, None, unreadable
 
 
 def ask(server: ReportServer, path: str, method: str = "GET", host: str | None = None) -> tuple[int, bytes]:
@@ -136,9 +136,9 @@ def test_ctrl_c_ends_it_quietly(runs: Path) -> None:
     )
     try:
         assert process.stdout is not None
-        told = process.stdout.readline()
-        assert told.startswith("serving on http://127.0.0.1:")
-        port = int(told.split(":")[2].partition("/")[0])
+        output = process.stdout.readline()
+        assert output.startswith("serving on http://127.0.0.1:")
+        port = int(output.split(":")[2].partition("/")[0])
         connection = http.client.HTTPConnection(HOST, port, timeout=20)
         connection.request("GET", "/data.json")
         assert connection.getresponse().status == 200

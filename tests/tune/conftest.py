@@ -80,7 +80,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def made(make_task: TaskFactory, folder: Path) -> TuningResult:
+def tuned(make_task: TaskFactory, folder: Path) -> TuningResult:
     plan = silently(make_task(), folder)
     write(plan, folder)
     return plan

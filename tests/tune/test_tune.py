@@ -38,18 +38,18 @@ def without_runs(plan: TuningResult) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key != "run"} for row in trial_rows(plan)]
 
 
-def test_the_choice_reaches_the_target_with_every_seed(made: TuningResult) -> None:
-    assert made.is_complete and len(made.network_results) == len(NETWORKS)
-    for answer in made.network_results:
+def test_the_choice_reaches_the_target_with_every_seed(tuned: TuningResult) -> None:
+    assert tuned.is_complete and len(tuned.network_results) == len(NETWORKS)
+    for answer in tuned.network_results:
         assert answer.choice is not None
-        assert answer.choice.reached(answer.network, made.task) == len(answer.choice.runs) == 2
+        assert answer.choice.reached(answer.network, tuned.task) == len(answer.choice.runs) == 2
         for tried in answer.choice.runs:
             assert tried.run is not None and tried.run.rounds[-1]["metrics"]["accuracy"] >= 0.8
         best, given = (each.mean_cost(answer.network, "seconds") for each in (answer.choice, answer.baseline))
         assert best is not None and given is not None and best.mean <= given.mean
 
 
-def test_every_trial_is_in_the_store_and_costs_what_the_table_says(made: TuningResult, folder: Path) -> None:
+def test_every_trial_is_in_the_store_and_costs_what_the_table_says(tuned: TuningResult, folder: Path) -> None:
     table = list(csv.DictReader((folder / "trials.csv").read_text().splitlines()))
     assert {row["run"] for row in table} == {run.path.name for run in list_runs(folder / "runs")}
     for row in table:
@@ -61,23 +61,23 @@ def test_every_trial_is_in_the_store_and_costs_what_the_table_says(made: TuningR
         assert float(row["bytes"]) == pytest.approx(sum(each.mean for each in milestone.bytes), rel=1e-12)
 
 
-def test_no_setting_is_trained_twice(made: TuningResult, folder: Path) -> None:
+def test_no_setting_is_trained_twice(tuned: TuningResult, folder: Path) -> None:
     configs = [json.dumps(run.config, sort_keys=True) for run in list_runs(folder / "runs")]
-    assert len(set(configs)) == len(configs) == made.search.runner.trained
-    assert made.search.count == 7
+    assert len(set(configs)) == len(configs) == tuned.search.runner.trained
+    assert tuned.search.count == 7
 
 
-def test_what_was_stopped_could_not_be_among_the_best_any_more(made: TuningResult) -> None:
-    stopped = [tried for tried in made.search.trials.values() if tried.outcome == "stopped"]
+def test_what_was_stopped_could_not_be_among_the_best_any_more(tuned: TuningResult) -> None:
+    stopped = [tried for tried in tuned.search.trials.values() if tried.outcome == "stopped"]
     assert stopped, "these settings should hold one that is"
     for tried in stopped:
         assert tried.run is not None and tried.run.status == format.INTERRUPTED and tried.reason == trials.BEATEN
         assert len(tried.run.rounds) < tried.run.total
-        assert last_round(tried.run, made.task, made.search.cost_limits()) <= len(tried.run.rounds)
+        assert last_round(tried.run, tuned.task, tuned.search.cost_limits()) <= len(tried.run.rounds)
 
 
-def test_a_run_that_was_stopped_can_go_on_by_itself(made: TuningResult, tmp_path: Path) -> None:
-    tried = next(each for each in made.search.trials.values() if each.outcome == "stopped")
+def test_a_run_that_was_stopped_can_go_on_by_itself(tuned: TuningResult, tmp_path: Path) -> None:
+    tried = next(each for each in tuned.search.trials.values() if each.outcome == "stopped")
     assert tried.run is not None
     copied = tmp_path / "run"
     copied.mkdir()
@@ -88,8 +88,8 @@ def test_a_run_that_was_stopped_can_go_on_by_itself(made: TuningResult, tmp_path
     assert done.summary["rounds"] > len(tried.run.rounds)
 
 
-def test_the_config_to_run_is_the_run_that_was_chosen(made: TuningResult, folder: Path, tmp_path: Path) -> None:
-    answer = made.network_results[0]
+def test_the_config_to_run_is_the_run_that_was_chosen(tuned: TuningResult, folder: Path, tmp_path: Path) -> None:
+    answer = tuned.network_results[0]
     assert answer.choice is not None and answer.choice.runs[0].run is not None
     config = Config.load(folder / f"best-{answer.network}.toml")
     chosen = answer.choice.runs[0].run
@@ -98,36 +98,36 @@ def test_the_config_to_run_is_the_run_that_was_chosen(made: TuningResult, folder
     assert [record["metrics"] for record in again.rounds] == [record["metrics"] for record in chosen.rounds]
 
 
-def test_the_frontier_has_nothing_cheaper_that_is_as_good(made: TuningResult) -> None:
-    for answer in made.network_results:
+def test_the_frontier_has_nothing_cheaper_that_is_as_good(tuned: TuningResult) -> None:
+    for answer in tuned.network_results:
         costs, values = [p.cost for p in answer.frontier], [p.value for p in answer.frontier]
         assert costs == sorted(costs) and values == sorted(set(values))
-        for tried in made.search.trials.values():
+        for tried in tuned.search.trials.values():
             for round, value in tried.curve:
                 cost = tried.costs[answer.network].up_to_round(round).seconds
                 assert any(p.cost <= cost * (1 + 1e-9) and p.value >= value for p in answer.frontier)
         assert frontier_segments(answer.frontier)[-1] is answer.frontier[-1]
 
 
-def test_the_plan_is_written_whole(made: TuningResult, folder: Path, tmp_path: Path) -> None:
+def test_the_plan_is_written_whole(tuned: TuningResult, folder: Path, tmp_path: Path) -> None:
     plan = json.loads((folder / "plan.json").read_text())
     assert [each["network"] for each in plan["networks"]] == list(NETWORKS)
     assert plan["complete"] and plan["tried"] == 7 and sum(plan["outcomes"].values()) == 8
     assert all(each["choice"]["reached"] == 2 and each["gain"] >= 1 for each in plan["networks"])
-    plot_frontiers(made, tmp_path / "frontier.png", tmp_path / "frontier.pdf")
+    plot_frontiers(tuned, tmp_path / "frontier.png", tmp_path / "frontier.pdf")
     assert (tmp_path / "frontier.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "frontier.pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_the_same_again_trains_nothing_and_says_the_same(
-    made: TuningResult, folder: Path, make_task: TaskFactory
+    tuned: TuningResult, folder: Path, make_task: TaskFactory
 ) -> None:
     again = silently(make_task(), folder, must_exist=True)
     assert again.search.runner.trained == 0
-    assert as_csv(again) == as_csv(made)
+    assert as_csv(again) == as_csv(tuned)
 
 
-def test_interrupted_plans_go_on_to_the_same(made: TuningResult, make_task: TaskFactory, tmp_path: Path) -> None:
+def test_interrupted_plans_go_on_to_the_same(tuned: TuningResult, make_task: TaskFactory, tmp_path: Path) -> None:
     """Stopped in the middle of the config as given, of trials and of repetitions."""
     seen = 0
 
@@ -149,13 +149,13 @@ def test_interrupted_plans_go_on_to_the_same(made: TuningResult, make_task: Task
         assert not plan.is_complete and plan.interrupted.exit_code == 130
         assert "the same command goes on" in plan.interrupted.note
         assert plan.is_reached, "what is known so far is said"
-    assert trained > made.search.runner.trained, "a run that was interrupted is gone on with"
-    assert without_runs(plan) == without_runs(made)
-    assert len(list_runs(tmp_path / "runs")) == len({row["run"] for row in trial_rows(made)})
+    assert trained > tuned.search.runner.trained, "a run that was interrupted is gone on with"
+    assert without_runs(plan) == without_runs(tuned)
+    assert len(list_runs(tmp_path / "runs")) == len({row["run"] for row in trial_rows(tuned)})
 
 
 def test_a_plan_stops_in_its_time_and_goes_on(
-    made: TuningResult, make_task: TaskFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tuned: TuningResult, make_task: TaskFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each look at the clock takes a second."""
     clock = iter(range(1_000_000))
@@ -166,10 +166,10 @@ def test_a_plan_stops_in_its_time_and_goes_on(
         plan = silently(make_task(), tmp_path, seconds=60)
         if plan.is_complete:
             break
-    assert without_runs(plan) == without_runs(made)
+    assert without_runs(plan) == without_runs(tuned)
 
 
-def test_a_network_may_be_added(made: TuningResult, make_task: TaskFactory, folder: Path, tmp_path: Path) -> None:
+def test_a_network_may_be_added(tuned: TuningResult, make_task: TaskFactory, folder: Path, tmp_path: Path) -> None:
     first = silently(make_task(networks=NETWORKS[:1]), tmp_path)
     both = silently(make_task(), tmp_path)
     kept = {id for id, run in _runs(first) if run.status == format.DONE}
@@ -183,7 +183,7 @@ def _runs(plan: TuningResult) -> list[tuple[str, Any]]:
     return [(tried.run.id, tried.run) for _, _, tried in plan.all_trials if tried.run is not None]
 
 
-def test_another_question_needs_another_folder(made: TuningResult, make_task: TaskFactory, folder: Path) -> None:
+def test_another_question_needs_another_folder(tuned: TuningResult, make_task: TaskFactory, folder: Path) -> None:
     with pytest.raises(InvalidInput, match="another config and target"):
         silently(make_task(target="accuracy=0.7"), folder)
     with pytest.raises(InvalidInput, match="another space"):
@@ -208,9 +208,9 @@ def test_a_setting_that_cannot_be_trained_is_an_answer(make_task: TaskFactory, t
     assert again.search.runner.trained == 0 and without_runs(again) == without_runs(plan)
 
 
-def test_nothing_over_the_budget_is_chosen(made: TuningResult, make_task: TaskFactory, tmp_path: Path) -> None:
+def test_nothing_over_the_budget_is_chosen(tuned: TuningResult, make_task: TaskFactory, tmp_path: Path) -> None:
     network = NETWORKS[0]
-    costs = sorted(tried.cost(network, "bytes") for tried in made.search.trials.values() if tried.first)
+    costs = sorted(tried.cost(network, "bytes") for tried in tuned.search.trials.values() if tried.first)
     limit = costs[0] * 1.01
     plan = silently(make_task(None, NETWORKS[:1], budgets={"bytes": limit}), tmp_path)
     for answer in plan.network_results:

@@ -143,8 +143,8 @@ def test_the_command_says_what_it_runs_again(project: Path, monkeypatch, capsys)
     assert command(monkeypatch, *arguments, "--keep-stale") == 0
     assert "1 of 1 runs were done before" in capsys.readouterr().out
     assert command(monkeypatch, *arguments) == 0
-    told = capsys.readouterr()
-    assert "rule.py was changed since; run again" in told.err + told.out and "done before" not in told.out
+    output = capsys.readouterr()
+    assert "rule.py was changed since; run again" in output.err + output.out and "done before" not in output.out
 
 
 # -- what decides the results ----------------------------------------------------------------------

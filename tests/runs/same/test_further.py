@@ -37,8 +37,8 @@ def config(**run: Any) -> Config:
 
 def bits(run: Path) -> dict[str, Any]:
     """Files of a run, without its provenance, which has its first length."""
-    found = contents(run)
-    return {**found, "state": {key: each for key, each in found["state"].items() if key != "inputs"}}
+    result = contents(run)
+    return {**result, "state": {key: each for key, each in result["state"].items() if key != "inputs"}}
 
 
 def done(folder: Path, **run: Any) -> Path:
