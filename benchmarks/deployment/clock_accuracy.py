@@ -63,7 +63,7 @@ from stratafl.deploy.sites.provision import Topology, provision
 from stratafl.deploy.sites.rounds import read_lines
 from stratafl.deploy.sites.site import HUGE_PAGES
 from stratafl.deploy.sites.state_file import status
-from stratafl.network.instance import place
+from stratafl.network.instance import instantiate_network
 from stratafl.network.messages import message_sizes
 from stratafl.network.replay import Workload, leaf_steps
 from stratafl.network.specification import Network
@@ -225,7 +225,7 @@ def _running(sites: Mapping[str, Path], hosts: EmulatedNetwork) -> Iterator[dict
 # -- the clock -------------------------------------------------------------------------------------
 
 
-def story_of(config: Config) -> Workload:
+def workload_of(config: Config) -> Workload:
     """What the clock needs to know of the run."""
     made, leaf = root_of(config), config.leaf
     tree, flat, schedule = made.tree, made.start.flat, schedule_of(config, made.tree.depth)
@@ -253,24 +253,24 @@ def network(limited: bool, step_s: float, overhead: Overhead) -> Network:
     return Network.of({"name": "links", "leaf": {"step_s": step_s}, "tier": tiers})
 
 
-def priced(story: Workload, limited: bool, step_s: float, overhead: Overhead) -> Price:
+def priced(workload: Workload, limited: bool, step_s: float, overhead: Overhead) -> Price:
     """The run's last round."""
-    placed = place(network(limited, step_s, overhead), story.tree, story.seed, story.samples_N)
-    found = costs(story, placed)
+    instance = instantiate_network(network(limited, step_s, overhead), workload.tree, workload.seed, workload.samples_N)
+    found = costs(workload, instance)
     return Price(float(found.seconds_R[-1]), float(sum(each[-1] for each in found.bytes)))
 
 
-def message_bytes(story: Workload) -> float:
+def message_bytes(workload: Workload) -> float:
     """Of the arrays of a message, on average over all of a round."""
-    arrays = priced(story, False, 1.0, NOTHING).wire_bytes
-    return arrays / (priced(story, False, 1.0, Overhead(0.0, 1.0)).wire_bytes - arrays)
+    arrays = priced(workload, False, 1.0, NOTHING).wire_bytes
+    return arrays / (priced(workload, False, 1.0, Overhead(0.0, 1.0)).wire_bytes - arrays)
 
 
-def overhead_of(story: Workload, measured: RoundTimings) -> Overhead:
+def overhead_of(workload: Workload, measured: RoundTimings) -> Overhead:
     """Of a message, from a run without limits of bandwidth: what the clock does not know of,
     divided by the messages on the critical path, and in bytes by all."""
-    bare = priced(story, False, measured.step_s, NOTHING)
-    more = priced(story, False, measured.step_s, Overhead(1.0, 1.0))
+    bare = priced(workload, False, measured.step_s, NOTHING)
+    more = priced(workload, False, measured.step_s, Overhead(1.0, 1.0))
     messages, on_the_path = more.wire_bytes - bare.wire_bytes, more.seconds - bare.seconds
     return Overhead(
         (measured.round_s - bare.seconds) / on_the_path, (measured.round_bytes - bare.wire_bytes) / messages
@@ -287,19 +287,19 @@ def compared(tree: str, runs: Mapping[Run, RoundTimings]) -> list[dict[str, Any]
     """What was measured and what the clock says, for every run on limited links that there is."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
-        stories = {model: story_of(Run(tree, model, True).config(Path(folder))) for model in MODELS}
+        workloads = {model: workload_of(Run(tree, model, True).config(Path(folder))) for model in MODELS}
     known = [
-        (message_bytes(stories[model]), overhead_of(stories[model], runs[Run(tree, model, False)]))
+        (message_bytes(workloads[model]), overhead_of(workloads[model], runs[Run(tree, model, False)]))
         for model in CALIBRATED
     ]
     for model in COMPARED:
         measured = runs.get(Run(tree, model, True))
         if measured is None:
             continue
-        size = message_bytes(stories[model])
+        size = message_bytes(workloads[model])
         overhead = between(known[0], known[1], size)
         whole, of_tiny, without = (
-            priced(stories[model], True, measured.step_s, each).seconds for each in (overhead, known[0][1], NOTHING)
+            priced(workloads[model], True, measured.step_s, each).seconds for each in (overhead, known[0][1], NOTHING)
         )
         found.append(
             {

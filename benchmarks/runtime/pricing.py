@@ -16,7 +16,7 @@ from stratafl.base.topology import Tree
 from stratafl.core.participation import Participation
 from stratafl.core.schedule import Schedule
 from stratafl.cost.costs import costs
-from stratafl.network.instance import place
+from stratafl.network.instance import instantiate_network
 from stratafl.network.messages import message_sizes
 from stratafl.network.replay import Workload
 from stratafl.network.specification import Network, network
@@ -35,7 +35,7 @@ JITTERY = Network.of(
 )
 
 
-def story(shape: str, periods: list[int], participation: Participation) -> Workload:
+def make_workload(shape: str, periods: list[int], participation: Participation) -> Workload:
     """A run of MTGC as far as pricing needs it."""
     tree = Tree.of(shape)
     return Workload(
@@ -64,10 +64,10 @@ def main() -> None:
     torch.set_num_threads(1)
     print(f"{ROUNDS} global rounds of 1,000 clients; seconds to price them: of one core, by the wall")
     for shape, periods, participation in cases:
-        told = story(shape, periods, participation)
+        workload = make_workload(shape, periods, participation)
         for chosen in (network("lan_wan"), network("nyc_mesh"), JITTERY):
             begin = time.process_time(), time.perf_counter()
-            priced = costs(told, place(chosen, told.tree, 0, told.samples_N, FLOPS))
+            priced = costs(workload, instantiate_network(chosen, workload.tree, 0, workload.samples_N, FLOPS))
             core, wall = time.process_time() - begin[0], time.perf_counter() - begin[1]
             hours = priced.seconds_R.sum() / 3600
             who = "all" if participation is None else f"{participation:.0%}"

@@ -81,10 +81,10 @@ def priced(cases: Sequence[tuple[Case, StoredRun]]) -> list[PricedRun]:
         ready = PriceableRun.of(run)
         distribution, periods = case.panel
         for name in NETWORKS:
-            costs = ready.on(network(name))
+            costs = ready.cost_on(network(name))
             for target in TARGETS:
                 end = first_round(run, target)
-                total = None if end is None else costs.until(end)
+                total = None if end is None else costs.up_to_round(end)
                 found.append(
                     PricedRun(
                         distribution, periods, case.line, name, target, end,

@@ -23,7 +23,7 @@ import torch
 from stratafl.base.environment import environment
 from stratafl.base.files import write_json
 from stratafl.base.plotting import COLOURS, STYLE, pyplot, save
-from stratafl.base.statistics import over_seeds
+from stratafl.base.statistics import mean_std
 from stratafl.config.schema import Config
 from stratafl.config.setup import experiment
 from stratafl.metrics.records import ClockedRound
@@ -130,7 +130,7 @@ def table(runs: list[dict[str, Any]]) -> list[str]:
         for policy in POLICIES:
             mine = [run for run in runs if (run["method"], run["policy"]) == (method, policy)]
             last = [float(at(run, np.array([SECONDS]))[0]) for run in mine]
-            mean, deviation = over_seeds(last)
+            mean, deviation = mean_std(last)
             cells = [_reached([run["first"][str(target)] for run in mine]) for target in TARGETS]
             rounds = np.mean([run["rounds"] for run in mine])
             shown = f"{100 * mean:.1f} ± {100 * (deviation or 0.0):.1f} %"
@@ -143,7 +143,7 @@ def _reached(found: list[float | None]) -> str:
     there = [each for each in found if each is not None and each <= SECONDS]
     if not there:
         return "never"
-    mean, deviation = over_seeds(there)
+    mean, deviation = mean_std(there)
     text = f"{mean:.0f}" if deviation is None else f"{mean:.0f} ± {deviation:.0f}"
     return text if len(there) == len(found) else f"{text} ({len(there)} of {len(found)})"
 

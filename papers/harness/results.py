@@ -11,7 +11,7 @@ import numpy as np
 
 from papers.harness.runs import RunCurve, StoredRuns
 from papers.harness.series import Case, Options, Panel, Series
-from stratafl.base.statistics import over_seeds
+from stratafl.base.statistics import mean_std
 from stratafl.metrics.evaluation import rounds_to
 
 WINDOW = 0.1
@@ -40,7 +40,7 @@ class Value:
         dead = sum(map(math.isnan, values))
         known = [0.0 if math.isnan(value) else value for value in values]
         told = "" if not dead else DIVERGED if dead == len(values) else f"{dead} of {len(values)} diverged"
-        return Value(*over_seeds(known), beyond, told)
+        return Value(*mean_std(known), beyond, told)
 
     def text(self, digits: int = 1, unit: str = "") -> str:
         """Format as in the paper: ">T" where the target was not reached within T rounds."""

@@ -153,4 +153,4 @@ def run_name(config: Config) -> str:
     parts = (config.data.name, Tree.of(config.tree.shape), config.method.get("name", "rules"),
              *periods, f"s{config.run.seed}")  # fmt: skip
     digest = hashlib.sha256(identity(config).encode()).hexdigest()[:8]
-    return format.slug("-".join(map(str, parts)))[: format.LONGEST - 9] + f"-{digest}"
+    return format.slug("-".join(map(str, parts)))[: format.MAX_NAME_LENGTH - 9] + f"-{digest}"

@@ -118,13 +118,13 @@ def _check_metric(data: dict[str, Any], metric: str | None) -> None:
 def _watch(
     places: list[Path], targets: list[str] | None, metric: str | None, networks: list[str], title: str, port: int
 ) -> None:
-    from stratafl.report.page import HOST, Live, Server, page
+    from stratafl.report.page import HOST, Live, ReportServer, page
     from stratafl.runs.groups import collect_runs
 
     collect_runs(places)
     live = Live(places, networks, targets, metric)
     try:
-        server = Server(live.read, lambda data: page(data, title, live=True), port)
+        server = ReportServer(live.read, lambda data: page(data, title, live=True), port)
     except OSError as problem:
         raise InvalidInput("--port", port, f"cannot listen on {HOST}: {problem.strerror}") from None
     print(f"serving on {server.address} until Ctrl-C", flush=True)

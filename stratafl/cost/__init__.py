@@ -1,1 +1,1 @@
-"""What stored runs cost on a network: time, energy, traffic, money."""
+"""Cost of stored runs on a network: time, energy, traffic, money."""

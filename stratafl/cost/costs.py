@@ -1,4 +1,4 @@
-"""What a run costs on a network, round by round.
+"""Cost of a run on a network, round by round.
 
 Shape suffix: R global rounds of the run.
 """
@@ -13,59 +13,60 @@ import numpy as np
 
 from stratafl.base.errors import InvalidInput
 from stratafl.cost.workload import RecoveredWorkload, read_workload
-from stratafl.network.instance import NetworkInstance, place
+from stratafl.network.instance import NetworkInstance, instantiate_network
 from stratafl.network.replay import LevelTraffic, RoundBlock, Workload, block_size, replay_rounds, trace_round
 from stratafl.network.specification import Network
 from stratafl.network.timeline import Activity, NetworkTimeline, Part, RoundCosts
 from stratafl.runs import StoredRun
 
 HOUR = 3600.0
-Result = TypeVar("Result")
+ResultType = TypeVar("ResultType")
 
 
 @dataclass(frozen=True, eq=False)
 class RunCosts:
-    """Of one run on one network; every array has an entry per global round."""
+    """Cost of one run on one network, per global round."""
 
     network: Network
     levels: tuple[str, ...]
-    """What the edge levels are called, root's first."""
+    """Names of the edge levels, root's first."""
     seconds_R: np.ndarray
     parts: dict[Part, np.ndarray]
-    """Seconds by what they went into; they add up to all of them."""
+    """Seconds by activity; they add up to all seconds."""
     joules_R: np.ndarray
     bytes: tuple[np.ndarray, ...]
-    """Over the links of each edge level, both ways, with what the protocol adds; root's first."""
+    """Bytes over the links of each edge level in both directions, with protocol overhead; root's
+    first."""
     money_R: np.ndarray
 
-    def until(self, round: int) -> CumulativeCost:
-        """All up to the end of a round, counted from 1."""
+    def up_to_round(self, round: int) -> CumulativeCost:
+        """Sum the costs up to the end of a round, counted from 1."""
         return CumulativeCost(
             round=round,
             seconds=float(self.seconds_R[:round].sum()),
             joules=float(self.joules_R[:round].sum()),
             money=float(self.money_R[:round].sum()),
-            bytes=tuple(float(each[:round].sum()) for each in self.bytes),
-            parts={part: float(each[:round].sum()) for part, each in self.parts.items()},
+            bytes=tuple(float(values_R[:round].sum()) for values_R in self.bytes),
+            parts={part: float(seconds_R[:round].sum()) for part, seconds_R in self.parts.items()},
         )
 
 
 @dataclass(frozen=True)
 class CumulativeCost:
-    """A part of a run, from its beginning."""
+    """Cost of a run from its beginning to the end of a round."""
 
     round: int
     seconds: float
     joules: float
     money: float
     bytes: tuple[float, ...]
-    """By edge level, root's first."""
+    """Bytes by edge level, root's first."""
     parts: dict[Part, float]
 
 
 @dataclass(frozen=True, eq=False)
 class PriceableRun:
-    """A stored run that is ready to be priced under any number of networks."""
+    """Stored run with its workload, which can be priced under any number of networks."""
 
     run: StoredRun
     recovered: RecoveredWorkload
@@ -73,29 +74,32 @@ class PriceableRun:
 
     @staticmethod
     def of(run: StoredRun, flops: float | None = None) -> PriceableRun:
-        """flops: of training on one sample, instead of those that are known; a run whose parents
-        waited by time was timed with its own."""
+        """Recover the workload of a stored run.
+
+        flops: operations of training on one sample, instead of those that are recorded; ignored for
+        a run with waiting policies, whose time is computed with its own.
+        """
         recovered = read_workload(run)
-        is_bound = recovered.story.waits_by_time and recovered.flops is not None
+        is_bound = recovered.workload.has_waiting_policy and recovered.flops is not None
         return PriceableRun(run, recovered, recovered.flops if is_bound or flops is None else flops)
 
-    def on(self, network: Network) -> RunCosts:
-        """What it costs there."""
-        return costs(self.recovered.story, self.placed(network))
+    def cost_on(self, network: Network) -> RunCosts:
+        """Compute the costs of the run on a network."""
+        return costs(self.recovered.workload, self._instantiate(network))
 
     def intervals(self, network: Network, round: int) -> list[Activity]:
-        """What every node does in one global round there, counted from 1."""
-        seen: list[Activity] = []
-        clock = NetworkTimeline(self.placed(network), self.recovered.story.wait)
-        trace_round(self.recovered.story, round - 1, clock, seen.append)
-        return seen
+        """Activities of all nodes in one global round on a network, counted from 1."""
+        activities: list[Activity] = []
+        timeline = NetworkTimeline(self._instantiate(network), self.recovered.workload.wait)
+        trace_round(self.recovered.workload, round - 1, timeline, activities.append)
+        return activities
 
-    def placed(self, network: Network) -> NetworkInstance:
-        """The network on the run's tree."""
-        story = self.recovered.story
+    def _instantiate(self, network: Network) -> NetworkInstance:
+        """Sample the network for the run's tree."""
+        workload = self.recovered.workload
         self.recovered.check(network, self.run.name)
         try:
-            return place(network, story.tree, story.seed, story.samples_N, self.flops)
+            return instantiate_network(network, workload.tree, workload.seed, workload.samples_N, self.flops)
         except InvalidInput as problem:
             if problem.field != "leaf.flops_per_sample":
                 raise
@@ -104,126 +108,134 @@ class PriceableRun:
 
 
 class PriceBatch:
-    """Runs on networks one after another, where one that cannot be priced stops no other."""
+    """Batch of runs and networks, in which a run that cannot be priced stops no other."""
 
     def __init__(self, flops: float | None = None, before: PriceBatch | None = None):
-        """flops: as `PricedRun.of` takes them. before: a pricing that may have had the same runs
-        and networks, whose results are taken over then."""
+        """flops: as `PriceableRun.of` takes them. before: an earlier batch, whose results for the
+        same runs and networks are reused."""
         self._flops = flops
-        self._before = {} if before is None else before._known
-        self._known: dict[int, _Known] = {}
-        """By the run's object, which it holds."""
+        self._before = {} if before is None else before._entries
+        self._entries: dict[int, _BatchEntry] = {}
+        """Entries by the id of the run's object, which they keep alive."""
         self.done: list[tuple[PriceableRun, Network]] = []
         self.problems: dict[str, InvalidInput] = {}
-        """By a line that names the run, and says what is in the way."""
+        """Problems by a line that names the run and the reason."""
 
-    def ready(self, run: StoredRun) -> PriceableRun | None:
-        """A run for any network; None where it cannot be priced anywhere."""
-        known = self._known[id(run)] = self._before.get(id(run)) or _Known(
-            run, _tried(PriceableRun.of, run, self._flops)
-        )
-        if isinstance(known.ready, InvalidInput):
-            self.problems[f"{run.name} cannot be priced: {known.ready}"] = known.ready
+    def load(self, run: StoredRun) -> PriceableRun | None:
+        """Load a run; None if it cannot be priced on any network."""
+        entry = self._before.get(id(run)) or _BatchEntry(run, _value_or_problem(PriceableRun.of, run, self._flops))
+        self._entries[id(run)] = entry
+        if isinstance(entry.priceable, InvalidInput):
+            self.problems[f"{run.name} cannot be priced: {entry.priceable}"] = entry.priceable
             return None
-        return known.ready
+        return entry.priceable
 
-    def on(self, run: PriceableRun, network: Network) -> RunCosts | None:
-        """What it costs there; None where it cannot be priced there. run: as `ready` gave it."""
-        costs = self._known[id(run.run)].costs
-        found = next((each for place, each in costs if place == network), None)
-        if found is None:
-            found = _tried(run.on, network)
-            costs.append((network, found))
-        if isinstance(found, InvalidInput):
-            self.problems[f"{run.run.name} cannot be priced on {network.name}: {found}"] = found
+    def cost_on(self, run: PriceableRun, network: Network) -> RunCosts | None:
+        """Compute the costs of a loaded run on a network; None if it cannot be priced there."""
+        costs = self._entries[id(run.run)].costs
+        result = next((result for priced_network, result in costs if priced_network == network), None)
+        if result is None:
+            result = _value_or_problem(run.cost_on, network)
+            costs.append((network, result))
+        if isinstance(result, InvalidInput):
+            self.problems[f"{run.run.name} cannot be priced on {network.name}: {result}"] = result
             return None
         self.done.append((run, network))
-        return found
+        return result
 
 
 @dataclass(frozen=True, eq=False)
-class _Known:
-    """Results for one run, or why there is none."""
+class _BatchEntry:
+    """Results for one run, or the reason why there are none."""
 
     run: StoredRun
-    ready: PriceableRun | InvalidInput
+    priceable: PriceableRun | InvalidInput
     costs: list[tuple[Network, RunCosts | InvalidInput]] = field(default_factory=list)
 
 
-def _tried(function: Callable[..., Result], *arguments: Any) -> Result | InvalidInput:
+def _value_or_problem(function: Callable[..., ResultType], *arguments: Any) -> ResultType | InvalidInput:
     try:
         return function(*arguments)
     except InvalidInput as problem:
         return problem
 
 
-def costs(story: Workload, placed: NetworkInstance) -> RunCosts:
-    """What a run with this story costs on a network."""
-    clock, network, depth = NetworkTimeline(placed, story.wait), placed.network, story.tree.depth
-    spent: list[tuple[int, RoundCosts]] = []
-    sent: list[tuple[LevelTraffic, ...]] = []
-    for chunk in replay_rounds(story, clock):
-        spent += list(_spent(clock, story, chunk))
-        sent.append(
-            tuple(LevelTraffic(*(_long(each, chunk.rounds) for each in vars(level).values())) for level in chunk.sent)
+def costs(workload: Workload, instance: NetworkInstance) -> RunCosts:
+    """Compute the costs of a workload on a network."""
+    timeline, network, depth = NetworkTimeline(instance, workload.wait), instance.network, workload.tree.depth
+    round_costs: list[tuple[int, RoundCosts]] = []
+    traffic: list[tuple[LevelTraffic, ...]] = []
+    for block in replay_rounds(workload, timeline):
+        round_costs += list(_block_costs(timeline, workload, block))
+        traffic.append(
+            tuple(
+                LevelTraffic(*(_expand(values, block.rounds) for values in vars(level).values()))
+                for level in block.traffic
+            )
         )
-    seconds_R = _joined([(count, each.seconds) for count, each in spent])
-    names = dict.fromkeys(part for _, each in spent for part in each.parts)
-    parts = {part: _joined([(count, each.parts.get(part, np.zeros(1))) for count, each in spent]) for part in names}
+    seconds_R = _concatenate([(count, part.seconds) for count, part in round_costs])
+    names = dict.fromkeys(name for _, part in round_costs for name in part.parts)
     levels = [
-        LevelTraffic(*(np.concatenate(each) for each in zip(*(vars(s[m]).values() for s in sent), strict=True)))
+        LevelTraffic(
+            *(np.concatenate(values) for values in zip(*(vars(block[m]).values() for block in traffic), strict=True))
+        )
         for m in range(depth)
     ]
     return RunCosts(
         network=network,
-        levels=tuple(network.title(level, depth) for level in range(1, depth + 1)),
+        levels=tuple(network.level_name(level, depth) for level in range(1, depth + 1)),
         seconds_R=seconds_R,
-        parts=parts,
-        joules_R=_joined([(count, each.joules) for count, each in spent]),
+        parts={
+            name: _concatenate([(count, part.parts.get(name, np.zeros(1))) for count, part in round_costs])
+            for name in names
+        },
+        joules_R=_concatenate([(count, part.joules) for count, part in round_costs]),
         bytes=tuple(
-            _wire(placed, level, each, up=True) + _wire(placed, level, each, up=False)
-            for level, each in enumerate(levels, 1)
+            _link_bytes(instance, level, sent, up=True) + _link_bytes(instance, level, sent, up=False)
+            for level, sent in enumerate(levels, 1)
         ),
-        money_R=_money(placed, levels, seconds_R),
+        money_R=_money(instance, levels, seconds_R),
     )
 
 
-def _spent(clock: NetworkTimeline, story: Workload, chunk: RoundBlock) -> Iterator[tuple[int, RoundCosts]]:
-    """Of a chunk's rounds, with how many rounds each is for."""
-    rows = len(chunk.sent[0].bytes_up)
-    if chunk.spent:
-        yield from ((1, each) for each in chunk.spent)
-    elif rows == chunk.rounds:
-        yield rows, clock.spent(chunk.stages, rows)
-    elif clock.placed.is_steady:
-        yield chunk.rounds, clock.spent(chunk.stages, 1)
+def _block_costs(timeline: NetworkTimeline, workload: Workload, block: RoundBlock) -> Iterator[tuple[int, RoundCosts]]:
+    """Costs of a block's rounds, each with the number of rounds that it is for."""
+    rows = len(block.traffic[0].bytes_up)
+    if block.costs:
+        yield from ((1, costs) for costs in block.costs)
+    elif rows == block.rounds:
+        yield rows, timeline.round_costs(block.stages, rows)
+    elif timeline.instance.is_deterministic:
+        yield block.rounds, timeline.round_costs(block.stages, 1)
     else:
-        size = block_size(story)
-        for first in range(0, chunk.rounds, size):
-            some = range(first, min(first + size, chunk.rounds))
-            yield len(some), clock.spent(chunk.many(story.schedule, some), len(some))
+        size = block_size(workload)
+        for first in range(0, block.rounds, size):
+            rounds = range(first, min(first + size, block.rounds))
+            yield len(rounds), timeline.round_costs(block.repeated(workload.schedule, rounds), len(rounds))
 
 
-def _long(values: np.ndarray, rounds: int) -> np.ndarray:
+def _expand(values: np.ndarray, rounds: int) -> np.ndarray:
     return values if len(values) == rounds else np.broadcast_to(values, (rounds,))
 
 
-def _joined(parts: list[tuple[int, np.ndarray]]) -> np.ndarray:
-    return np.concatenate([_long(values, count) for count, values in parts])
+def _concatenate(parts: list[tuple[int, np.ndarray]]) -> np.ndarray:
+    return np.concatenate([_expand(values, count) for count, values in parts])
 
 
-def _wire(placed: NetworkInstance, level: int, sent: LevelTraffic, up: bool) -> np.ndarray:
-    """Bytes over a level's links; messages are counted for the level, so an overhead that differs
-    from node to node counts with its mean."""
-    overhead = placed.edge(level).overhead_bytes_N.mean()
+def _link_bytes(instance: NetworkInstance, level: int, sent: LevelTraffic, up: bool) -> np.ndarray:
+    """Bytes over a level's links.
+
+    Messages are counted per level, so an overhead that differs between nodes is averaged.
+    """
+    overhead = instance.link(level).overhead_bytes_N.mean()
     return sent.bytes_up + overhead * sent.messages_up if up else sent.bytes_down + overhead * sent.messages_down
 
 
-def _money(placed: NetworkInstance, levels: list[LevelTraffic], seconds_R: np.ndarray) -> np.ndarray:
-    """For what goes over the links, and for as long as the nodes are there."""
-    money_R = seconds_R / HOUR * (placed.devices.per_hour + sum(each.parents_per_hour for each in placed.edges))
+def _money(instance: NetworkInstance, levels: list[LevelTraffic], seconds_R: np.ndarray) -> np.ndarray:
+    """Money for the traffic, and for the duration of the nodes."""
+    money_R = seconds_R / HOUR * (instance.devices.per_hour + sum(link.parents_per_hour for link in instance.links))
     for level, sent in enumerate(levels, 1):
-        edges = placed.edge(level)
-        money_R = money_R + edges.money_up_N.mean() * _wire(placed, level, sent, up=True)
-        money_R = money_R + edges.money_down_N.mean() * _wire(placed, level, sent, up=False)
+        link = instance.link(level)
+        money_R = money_R + link.money_up_N.mean() * _link_bytes(instance, level, sent, up=True)
+        money_R = money_R + link.money_down_N.mean() * _link_bytes(instance, level, sent, up=False)
     return money_R

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.statistics import OverSeeds
+from stratafl.base.statistics import MeanStd
 from stratafl.base.validation import check_number
 from stratafl.cost.costs import CumulativeCost, PriceableRun, PriceBatch, RunCosts
 from stratafl.cost.workload import named_networks, resolved
 from stratafl.network.specification import LARGEST, Network
-from stratafl.network.timeline import AWAY, COMPUTE, DOWN, MERGE, PARTS, UP, WAIT, WORK, Part
+from stratafl.network.timeline import AGGREGATE, COMPUTE, DOWNLOAD, OFFLINE, PARTS, SUBTREE, UPLOAD, WAIT, Part
 from stratafl.runs import StoredRun
 from stratafl.runs.curves import (
     ABSENT,
@@ -33,45 +33,45 @@ from stratafl.runs.curves import (
 )
 from stratafl.runs.groups import RunGroup, collect_runs, group_runs, select_metric
 
-ALL = "all rounds"
+ALL_ROUNDS = "all rounds"
 
 
 @dataclass(frozen=True)
 class Milestone:
-    """What it took a setting to get somewhere: to a target, or through all its rounds."""
+    """Cost of a group of runs up to a target, or of all its rounds."""
 
     until: str
-    """What the run goes on until, such as "accuracy 75 %"."""
+    """Name of the end, such as "accuracy 75 %"."""
     runs: int
     reached: int
-    """How many of the runs got there; unless all did, there are no numbers."""
-    rounds: OverSeeds | None
-    seconds: OverSeeds | None
-    joules: OverSeeds | None
-    money: OverSeeds | None
-    bytes: tuple[OverSeeds, ...]
-    """Over the links of each edge level, root's first."""
+    """Number of runs that reached it; unless all did, there are no numbers."""
+    rounds: MeanStd | None
+    seconds: MeanStd | None
+    joules: MeanStd | None
+    money: MeanStd | None
+    bytes: tuple[MeanStd, ...]
+    """Bytes over the links of each edge level, root's first."""
     parts: dict[Part, float]
-    """Seconds by what they went into and on which edge level, mean over the runs."""
+    """Seconds by activity and edge level, mean over the runs."""
 
 
 @dataclass(frozen=True)
 class GroupCosts:
-    """Runs that differ in their seed only, on one network."""
+    """Costs of runs that differ in their seed only, on one network."""
 
     setting: str
     network: str
     about: str
     currency: str
     levels: tuple[str, ...]
-    """What the edge levels are called there, root's first."""
+    """Names of the edge levels, root's first."""
     milestones: tuple[Milestone, ...]
     """Targets in the order given, then all rounds."""
     notes: tuple[str, ...] = ()
 
     def at(self, until: str) -> Milestone:
-        """The one of this name."""
-        return next(each for each in self.milestones if each.until == until)
+        """Milestone of a given name."""
+        return next(milestone for milestone in self.milestones if milestone.until == until)
 
 
 def price(
@@ -95,132 +95,135 @@ def price(
     if flops_per_sample is not None:
         check_number("flops_per_sample", flops_per_sample, above=0, at_most=LARGEST)
     places = [runs] if isinstance(runs, str | Path) else list(runs)
-    stored = [each for each in places if isinstance(each, StoredRun)]
-    found, _ = collect_runs([Path(each) for each in places if not isinstance(each, StoredRun)])
-    if not stored and not found:
+    stored = [place for place in places if isinstance(place, StoredRun)]
+    stored += collect_runs([Path(place) for place in places if not isinstance(place, StoredRun)])[0]
+    if not stored:
         raise InvalidInput("runs", [str(place) for place in places], "no runs in it that can be read")
-    given = [networks] if isinstance(networks, str | Path | Network) else list(networks)
-    named, known = named_networks(given, "networks"), [*stored, *found]
-    chosen, pricing = resolved(named, known, "networks"), PriceBatch(flops_per_sample)
-    settled = priced(group_runs(known), chosen, pricing, targets, "targets")
-    for line in pricing.problems:
+    names = [networks] if isinstance(networks, str | Path | Network) else list(networks)
+    chosen, batch = resolved(named_networks(names, "networks"), stored, "networks"), PriceBatch(flops_per_sample)
+    costs = priced(group_runs(stored), chosen, batch, targets, "targets")
+    for line in batch.problems:
         warnings.warn(line, stacklevel=2)
-    return settled
+    return costs
 
 
 def priced(
-    compared: Sequence[RunGroup],
+    groups: Sequence[RunGroup],
     networks: Sequence[Network],
-    pricing: PriceBatch,
+    batch: PriceBatch,
     targets: Sequence[str | float] = (),
     field: str = "--target",
 ) -> list[GroupCosts]:
-    """Settings under networks, all settings of a network together; what cannot be priced is left
-    out, and in `pricing`."""
-    goals = targets_of(targets, *select_metric(compared), field)
-    ready = [[pricing.ready(run) for run in setting.runs] for setting in compared]
-    found = [
-        _setting(setting, network, on_it, goals)
+    """Price groups of runs on networks, all groups of a network together.
+
+    Runs that cannot be priced are left out, and are in the problems of the batch.
+    """
+    goals = targets_of(targets, *select_metric(groups), field)
+    loaded = [[batch.load(run) for run in group.runs] for group in groups]
+    costs = [
+        _group_costs(group, network, priced_runs, goals)
         for network in networks
-        for setting, runs in zip(compared, ready, strict=True)
-        if (on_it := _on(network, setting, runs, pricing))
+        for group, runs in zip(groups, loaded, strict=True)
+        if (priced_runs := _priced_runs(network, group, runs, batch))
     ]
-    if not found:
-        raise next(iter(pricing.problems.values()))
-    return found
+    if not costs:
+        raise next(iter(batch.problems.values()))
+    return costs
 
 
 class _Priced(NamedTuple):
-    """A run of a setting on a network."""
+    """Run of a group on a network."""
 
     run: PriceableRun
     curve: Curve
     costs: RunCosts
 
 
-def _on(network: Network, setting: RunGroup, runs: Sequence[PriceableRun | None], pricing: PriceBatch) -> list[_Priced]:
-    """Those of a setting's runs that can be priced there."""
-    tried = [
-        (run, curve, pricing.on(run, network))
-        for run, curve in zip(runs, setting.curves, strict=True)
+def _priced_runs(
+    network: Network, group: RunGroup, runs: Sequence[PriceableRun | None], batch: PriceBatch
+) -> list[_Priced]:
+    """Price the runs of a group for which that is possible."""
+    results = [
+        (run, curve, batch.cost_on(run, network))
+        for run, curve in zip(runs, group.curves, strict=True)
         if run is not None
     ]
-    return [_Priced(run, curve, costs) for run, curve, costs in tried if costs is not None]
+    return [_Priced(run, curve, costs) for run, curve, costs in results if costs is not None]
 
 
-def _setting(setting: RunGroup, network: Network, runs: Sequence[_Priced], targets: Sequence[Target]) -> GroupCosts:
-    each = [priced_run.costs for priced_run in runs]
-    made = []
-    for measure, goal in targets:
+def _group_costs(group: RunGroup, network: Network, runs: Sequence[_Priced], targets: Sequence[Target]) -> GroupCosts:
+    costs = [priced_run.costs for priced_run in runs]
+    milestones = []
+    for metric, goal in targets:
         ends = [first_round(priced_run.curve, goal) for priced_run in runs]
-        made.append(_milestone(f"{measure.name} {measure.goal_text(goal.value)}", each, ends))
-    made.append(_milestone(ALL, each, [len(priced_run.run.run.rounds) for priced_run in runs]))
+        milestones.append(_milestone(f"{metric.name} {metric.goal_text(goal.value)}", costs, ends))
+    milestones.append(_milestone(ALL_ROUNDS, costs, [len(priced_run.run.run.rounds) for priced_run in runs]))
     return GroupCosts(
-        setting=setting.label,
+        setting=group.label,
         network=network.name,
         about=network.about,
         currency=network.currency,
-        levels=each[0].levels,
-        milestones=tuple(made),
+        levels=costs[0].levels,
+        milestones=tuple(milestones),
         notes=tuple(dict.fromkeys(note for priced_run in runs for note in priced_run.run.recovered.notes)),
     )
 
 
 def _milestone(until: str, runs: Sequence[RunCosts], ends: Sequence[int | None]) -> Milestone:
-    totals = [None if end is None else run.until(end) for run, end in zip(runs, ends, strict=True)]
-    there = [total for total in totals if total is not None]
-    if len(there) < len(totals):
-        return Milestone(until, len(totals), len(there), None, None, None, None, (), {})
+    totals = [None if end is None else run.up_to_round(end) for run, end in zip(runs, ends, strict=True)]
+    reached = [total for total in totals if total is not None]
+    if len(reached) < len(totals):
+        return Milestone(until, len(totals), len(reached), None, None, None, None, (), {})
 
-    def over(value: Callable[[CumulativeCost], float]) -> OverSeeds:
-        found = mean_std_if_complete([value(total) for total in there])
-        assert found is not None
-        return found
+    def over(value: Callable[[CumulativeCost], float]) -> MeanStd:
+        mean_std = mean_std_if_complete([value(total) for total in reached])
+        assert mean_std is not None
+        return mean_std
 
     return Milestone(
         until=until,
         runs=len(totals),
-        reached=len(there),
+        reached=len(reached),
         rounds=over(lambda total: float(total.round)),
         seconds=over(lambda total: total.seconds),
         joules=over(lambda total: total.joules),
         money=over(lambda total: total.money),
-        bytes=tuple(over(lambda total, level=level: total.bytes[level]) for level in range(len(there[0].bytes))),  # type: ignore[misc]
-        parts={part: over(lambda total, part=part: total.parts[part]).mean for part in there[0].parts},  # type: ignore[misc]
+        bytes=tuple(over(lambda total, level=level: total.bytes[level]) for level in range(len(reached[0].bytes))),  # type: ignore[misc]
+        parts={part: over(lambda total, part=part: total.parts[part]).mean for part in reached[0].parts},  # type: ignore[misc]
     )
 
 
 # -- for other programs ----------------------------------------------------------------------------
 
 
-def as_rows(found: Sequence[GroupCosts]) -> list[dict[str, Any]]:
-    """One flat table per setting, network and milestone, every number in full."""
-    return [_row(each, milestone) for each in found for milestone in each.milestones]
+def as_rows(groups: Sequence[GroupCosts]) -> list[dict[str, Any]]:
+    """Flat tables, one per group, network and milestone, with all digits."""
+    return [_row(group, milestone) for group in groups for milestone in group.milestones]
 
 
-def _row(priced_setting: GroupCosts, milestone: Milestone) -> dict[str, Any]:
+def _row(group: GroupCosts, milestone: Milestone) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "setting": priced_setting.setting,
-        "network": priced_setting.network,
+        "setting": group.setting,
+        "network": group.network,
         "until": milestone.until,
         "runs": milestone.runs,
         "reached": milestone.reached,
-        "currency": priced_setting.currency,
+        "currency": group.currency,
     }
     for name in ("rounds", "seconds", "joules", "money"):
         value = getattr(milestone, name)
         row[name], row[f"{name}_std"] = (None, None) if value is None else value
     for level, value in enumerate(milestone.bytes, 1):
         row[f"bytes_{level}"], row[f"bytes_{level}_std"] = value
-    for what in PARTS:
-        levels = sorted(level for name, level in milestone.parts if name == what)
-        row |= {f"{what}_{level}_s": milestone.parts[what, level] for level in levels}
+    for kind in PARTS:
+        levels = sorted(level for part, level in milestone.parts if part == kind)
+        row |= {f"{kind}_{level}_s": milestone.parts[kind, level] for level in levels}
     return row
 
 
-def as_csv(found: Sequence[GroupCosts]) -> str:
-    """The same as a CSV file."""
-    rows = as_rows(found)
+def as_csv(groups: Sequence[GroupCosts]) -> str:
+    """Format the rows as a CSV file."""
+    rows = as_rows(groups)
     names = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
@@ -236,16 +239,16 @@ ENERGY = (("J", 1.0), ("kJ", 1e3), ("MJ", 1e6), ("GJ", 1e9))
 BYTES = (("B", 1.0), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12))
 
 READABLE = 2.0
-"""A unit is taken where the largest value has at least so many of it."""
+"""Smallest value of the largest number in the unit that is chosen."""
 
 SENDING, WAITING, MERGING, OWN_ROUNDS = "sending", "waiting", "merging", "own rounds"
 
-GROUPS = {DOWN: SENDING, UP: SENDING, WAIT: WAITING, MERGE: MERGING, WORK: OWN_ROUNDS}
+PART_TITLES = {DOWNLOAD: SENDING, UPLOAD: SENDING, WAIT: WAITING, AGGREGATE: MERGING, SUBTREE: OWN_ROUNDS}
 
 
 @dataclass(frozen=True)
 class Unit:
-    """What a column's numbers are in."""
+    """Unit of the numbers of a column."""
 
     name: str
     factor: float
@@ -256,8 +259,8 @@ class Unit:
         fitting = [(name, factor) for name, factor in units if largest >= READABLE * factor]
         return Unit(*(fitting[-1] if fitting else units[0]))
 
-    def text(self, value: OverSeeds | None) -> str:
-        """ "3.21 ± 0.05", with three digits of the mean."""
+    def text(self, value: MeanStd | None) -> str:
+        """Format a value as "3.21 ± 0.05", with three digits of the mean."""
         if value is None:
             return ABSENT
         mean = value.mean / self.factor
@@ -266,118 +269,121 @@ class Unit:
         return f"{mean:,.{digits}f}{deviation}"
 
 
-PLAIN = Unit("", 1.0)
+NO_UNIT = Unit("", 1.0)
 
 
 @dataclass(frozen=True)
-class Column:
-    """A title and a text per row."""
+class TextColumn:
+    """Column of a table of texts."""
 
     title: str
     cells: list[str]
 
 
-def cost_columns(found: Sequence[GroupCosts]) -> list[Column]:
-    """What settings cost on one network: a row per setting and milestone."""
-    rows = [(each, milestone) for each in found for milestone in each.milestones]
+def cost_columns(groups: Sequence[GroupCosts]) -> list[TextColumn]:
+    """Columns of the costs on one network: a row per group and milestone."""
+    rows = [(group, milestone) for group in groups for milestone in group.milestones]
     columns = [
-        Column("setting", [each.setting for each, _ in rows]),
-        Column("until", [milestone.until for _, milestone in rows]),
-        Column("rounds", [_rounds(milestone) for _, milestone in rows]),
+        TextColumn("setting", [group.setting for group, _ in rows]),
+        TextColumn("until", [milestone.until for _, milestone in rows]),
+        TextColumn("rounds", [_rounds_text(milestone) for _, milestone in rows]),
     ]
 
-    def add(title: str, values: Sequence[OverSeeds | None], units: Sequence[tuple[str, float]]) -> None:
-        known = [value.mean for value in values if value is not None]
-        if any(known):
-            unit = Unit.of(units, known)
-            columns.append(Column(f"{title}, {unit.name}" if unit.name else title, list(map(unit.text, values))))
+    def add(title: str, values: Sequence[MeanStd | None], units: Sequence[tuple[str, float]]) -> None:
+        means = [value.mean for value in values if value is not None]
+        if any(means):
+            unit = Unit.of(units, means)
+            columns.append(TextColumn(f"{title}, {unit.name}" if unit.name else title, list(map(unit.text, values))))
 
     add("time", [milestone.seconds for _, milestone in rows], TIME)
     add("energy", [milestone.joules for _, milestone in rows], ENERGY)
-    names = found[0].levels
+    names = groups[0].levels
     for level in reversed(range(len(names))):
         sent = [milestone.bytes[level] if milestone.bytes else None for _, milestone in rows]
         title = names[level] if names.count(names[level]) == 1 else f"{names[level]} (level {level + 1})"
         add(title, sent, BYTES)
-    add(found[0].currency or "money", [milestone.money for _, milestone in rows], (("", 1.0),))
+    add(groups[0].currency or "money", [milestone.money for _, milestone in rows], (("", 1.0),))
     return columns
 
 
-def _rounds(milestone: Milestone) -> str:
+def _rounds_text(milestone: Milestone) -> str:
     if milestone.rounds is None:
         return f"{milestone.reached} of {milestone.runs} runs" if milestone.runs > 1 else "never"
-    return PLAIN.text(milestone.rounds) if milestone.rounds.deviation else f"{milestone.rounds.mean:.0f}"
+    return NO_UNIT.text(milestone.rounds) if milestone.rounds.deviation else f"{milestone.rounds.mean:.0f}"
 
 
 def time_breakdown(milestone: Milestone, levels: Sequence[str]) -> dict[str, float]:
-    """Seconds by what they went into: sending is both ways; absences and pauses are together."""
-    spent = {"computing": 0.0, "away": 0.0}
-    spent["computing"] = sum(value for (what, _), value in milestone.parts.items() if what == COMPUTE)
-    spent["away"] = sum(value for (what, _), value in milestone.parts.items() if what == AWAY)
+    """Seconds by activity: sending is both directions; offline times and pauses are together."""
+    seconds = {
+        title: sum((value for (kind, _), value in milestone.parts.items() if kind == part), 0.0)
+        for title, part in (("computing", COMPUTE), ("away", OFFLINE))
+    }
     for level in reversed(range(1, len(levels) + 1)):
         name = levels[level - 1] if levels.count(levels[level - 1]) == 1 else f"{levels[level - 1]} (level {level})"
-        for (what, at), value in milestone.parts.items():
-            if at == level and what in GROUPS:
-                title = f"{GROUPS[what]}, {name}"
-                spent[title] = spent.get(title, 0.0) + value
-    return spent
+        for (kind, part_level), value in milestone.parts.items():
+            if part_level == level and kind in PART_TITLES:
+                title = f"{PART_TITLES[kind]}, {name}"
+                seconds[title] = seconds.get(title, 0.0) + value
+    return seconds
 
 
-def part_columns(found: Sequence[GroupCosts]) -> list[Column]:
-    """Where the time of all rounds goes, in per cent."""
-    spent = [time_breakdown(each.milestones[-1], each.levels) for each in found]
-    columns = [Column("setting", [each.setting for each in found])]
-    for title in dict.fromkeys(title for each in spent for title in each):
-        shares = [100 * each.get(title, 0.0) / (sum(each.values()) or 1.0) for each in spent]
+def part_columns(groups: Sequence[GroupCosts]) -> list[TextColumn]:
+    """Columns of the shares of time by activity, in per cent."""
+    seconds = [time_breakdown(group.milestones[-1], group.levels) for group in groups]
+    columns = [TextColumn("setting", [group.setting for group in groups])]
+    for title in dict.fromkeys(title for parts in seconds for title in parts):
+        shares = [100 * parts.get(title, 0.0) / (sum(parts.values()) or 1.0) for parts in seconds]
         if any(share >= 0.05 for share in shares):
-            columns.append(Column(title, [f"{share:.1f}" for share in shares]))
+            columns.append(TextColumn(title, [f"{share:.1f}" for share in shares]))
     return columns
 
 
 SECONDS, COST = "seconds on ", "cost on "
-"""How the names of such axes begin; the network's name follows. The page knows them, too."""
+"""Beginnings of the names of these axes; the network's name follows. The page knows them, too."""
 
 
 @dataclass(frozen=True)
 class CostAxes:
-    """Axes that curves have besides their own."""
+    """Axes of curves on networks."""
 
     titles: dict[str, str] = field(default_factory=dict)
-    """The titles of axes by their names."""
+    """Titles of the axes by their names."""
     points: dict[Path, dict[str, Points]] = field(default_factory=dict)
-    """A value per round and axis, by run; gaps where a run cannot be priced."""
+    """Values per round by run and axis; None where a run cannot be priced."""
     priced: dict[Path, list[tuple[PriceableRun, Network]]] = field(default_factory=dict)
-    """A run on each network on which it can be priced."""
+    """Runs with each network on which they can be priced."""
     notes: tuple[str, ...] = ()
-    """Which runs cannot be, and why."""
+    """Runs that cannot be priced, and why."""
 
 
-def network_axes(runs: Sequence[StoredRun], networks: Sequence[Network], pricing: PriceBatch | None = None) -> CostAxes:
-    """The axes of these networks, and the runs on them. pricing: a new one, which may have been
-    given the results of another."""
+def network_axes(runs: Sequence[StoredRun], networks: Sequence[Network], batch: PriceBatch | None = None) -> CostAxes:
+    """Compute the axes of these networks for the runs.
+
+    batch: holds the results; it may reuse those of an earlier batch.
+    """
     titles: dict[str, str] = {}
     points: dict[Path, dict[str, Points]] = {run.path: {} for run in runs}
-    on: dict[Path, list[tuple[PriceableRun, Network]]] = {}
-    pricing = PriceBatch() if pricing is None else pricing
-    ready = [pricing.ready(run) for run in runs if run.rounds] if networks else []
+    priced_runs: dict[Path, list[tuple[PriceableRun, Network]]] = {}
+    batch = PriceBatch() if batch is None else batch
+    loaded = [batch.load(run) for run in runs if run.rounds] if networks else []
     for network in networks:
         seconds, cost = f"{SECONDS}{network.name}", f"{COST}{network.name}"
         titles[seconds] = seconds
-        for each in ready:
-            costs = None if each is None else pricing.on(each, network)
-            if each is None or costs is None:
+        for run in filter(None, loaded):
+            costs = batch.cost_on(run, network)
+            if costs is None:
                 continue
-            on.setdefault(each.run.path, []).append((each, network))
-            points[each.run.path][seconds] = _points(costs.seconds_R)
+            priced_runs.setdefault(run.run.path, []).append((run, network))
+            points[run.run.path][seconds] = _points(costs.seconds_R)
             if costs.money_R.any():
                 titles[cost] = f"{cost} ({network.currency})" if network.currency else cost
-                points[each.run.path][cost] = _points(costs.money_R)
-    for run in runs:
+                points[run.run.path][cost] = _points(costs.money_R)
+    for stored in runs:
         for axis in titles:
-            points[run.path].setdefault(axis, [None] * len(run.rounds))
-    return CostAxes(titles, points, on, tuple(pricing.problems))
+            points[stored.path].setdefault(axis, [None] * len(stored.rounds))
+    return CostAxes(titles, points, priced_runs, tuple(batch.problems))
 
 
-def _points(each_R: np.ndarray) -> Points:
-    """Up to the end of each round."""
-    return [plain_number(float(value)) for value in np.cumsum(each_R)]
+def _points(values_R: np.ndarray) -> Points:
+    """Cumulative values up to the end of each round."""
+    return [plain_number(float(value)) for value in np.cumsum(values_R)]

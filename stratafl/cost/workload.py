@@ -1,9 +1,9 @@
-"""Who takes part in a stored run and what is sent, from its files alone.
+"""Workload of a stored run: its participants and messages, read from its files.
 
-A run notes its workload when it is set up. Runs of early versions do not; their rules are made
-again from their config, and how large the model is follows from their records: bytes are a sum of
-so many times the parameters and so many times the buffers, and how many times is known. Either way
-the recomputed bytes can be held against the records of every round.
+A run records its workload when it is set up. Runs of early versions do not; their rules are created
+again from their config, and the size of the model follows from their records: bytes are a sum of a
+number of parameters and a number of buffer values, each times a known factor. Either way the
+recomputed bytes can be compared with the records of every round.
 """
 
 from __future__ import annotations
@@ -32,60 +32,64 @@ from stratafl.rules.registry import rules_for
 from stratafl.runs import StoredRun
 
 OWN_NETWORK = "own"
-"""What stands for the network of the runs themselves."""
-LOOKED_AT = 3
-"""Rounds from which the sizes follow: the first differs from the others, as nobody has a model
-yet."""
+"""Name that stands for the network of the runs themselves."""
+INSPECTED_ROUNDS = 3
+"""Rounds from which the sizes are computed: the first differs from the others, as no node has a
+model yet."""
 
 
 @dataclass(frozen=True, eq=False)
 class RecoveredWorkload:
-    """A run's story, and how well it agrees with its records."""
+    """Workload of a stored run, and how well it agrees with the records."""
 
-    story: Workload
+    workload: Workload
     parameters: int
     buffers: int
     notes: tuple[str, ...]
     flops: float | None
-    """Operations of training on one sample; None where that is not known."""
-    own: Network | None = None
-    """The network in whose virtual time the run went on."""
+    """Operations of training on one sample; None if unknown."""
+    own_network: Network | None = None
+    """Network that the run was simulated on, or None."""
 
     def check(self, network: Network, name: str) -> None:
-        """Refuse a network on which other nodes would have been late."""
-        if self.story.waits_by_time and self.own is not None and not network.is_like(self.own):
-            told = f"{name} waited by time on {self.own.name}, on which its learning depends: price it there, or run it"
-            raise InvalidInput("--network", network.name, f"{told} on this one")
+        """Reject a network on which other nodes would have been late."""
+        own = self.own_network
+        if self.workload.has_waiting_policy and own is not None and not network.same_parameters(own):
+            reason = f"{name} waited by time on {own.name}, on which its learning depends: price it there, or run it"
+            raise InvalidInput("--network", network.name, f"{reason} on this one")
 
 
 def read_workload(run: StoredRun) -> RecoveredWorkload:
-    """The story of a stored run."""
+    """Read the workload of a stored run."""
     if not run.rounds:
         raise InvalidInput("run", run.path, "has no round yet")
     config = {key: value for key, value in run.config.items() if isinstance(value, Mapping)}
     tree = tree_of(run)
     schedule = _schedule(run, config, tree.depth)
     wait = check_wait(_table(config, "schedule").get("wait"), tree.depth)
-    noted = _noted(run, config, schedule)
+    recorded = _recorded_workload(run, config, schedule)
 
-    def story(sizes: MessageSizes, steps_N: np.ndarray, samples_N: np.ndarray) -> Workload:
-        drawn = _participation(run, config, tree.depth), _seed(run, config)
-        return Workload(tree, schedule, *drawn, sizes, steps_N, samples_N, len(run.rounds), wait)
+    def workload_with(sizes: MessageSizes, steps_N: np.ndarray, samples_N: np.ndarray) -> Workload:
+        sampling = _participation(run, config, tree.depth), _seed(run, config)
+        return Workload(tree, schedule, *sampling, sizes, steps_N, samples_N, len(run.rounds), wait)
 
-    if noted is None:
-        return _reconstructed(run, config, story(MessageSizes((), 0), *_steps(run, config, schedule)))
-    if noted.messages is None:
-        told = "how large its messages are could not be found when it was set up, so what was sent is not known"
-        raise InvalidInput("run", run.path, told)
-    made = story(noted.messages, noted.steps_N, noted.samples_N)
-    notes = [] if made.waits_by_time else _disagreement(run, made)
-    own = _own(run) if run.clock else None
-    return RecoveredWorkload(made, noted.parameters, noted.buffers, tuple(notes), noted.flops_per_sample, own)
+    if recorded is None:
+        return _reconstructed(run, config, workload_with(MessageSizes((), 0), *_steps(run, config, schedule)))
+    if recorded.messages is None:
+        reason = "how large its messages are could not be found when it was set up, so what was sent is not known"
+        raise InvalidInput("run", run.path, reason)
+    workload = workload_with(recorded.messages, recorded.steps_N, recorded.samples_N)
+    notes = [] if workload.has_waiting_policy else _traffic_differences(run, workload)
+    own_network = _network_of(run) if run.clock else None
+    sizes = recorded.parameters, recorded.buffers
+    return RecoveredWorkload(workload, *sizes, tuple(notes), recorded.flops_per_sample, own_network)
 
 
-def _noted(run: StoredRun, config: Mapping[str, Any], schedule: Schedule) -> RecordedWorkload | None:
-    """The workload that a run notes; None of a run of an early version, but where it went on in
-    virtual time and noted most of it with that."""
+def _recorded_workload(run: StoredRun, config: Mapping[str, Any], schedule: Schedule) -> RecordedWorkload | None:
+    """Workload as recorded in run.json; None for runs of early versions.
+
+    Those of them that were simulated on a network recorded most of it with that.
+    """
     clients = len(run.tree["levels"][-1]["names"])
     try:
         if run.workload:
@@ -98,42 +102,47 @@ def _noted(run: StoredRun, config: Mapping[str, Any], schedule: Schedule) -> Rec
         raise InvalidInput("run", run.path, "the workload in its run.json cannot be read") from None
 
 
-def _reconstructed(run: StoredRun, config: Mapping[str, Any], story: Workload) -> RecoveredWorkload:
-    """The story of a run that does not note its workload. story: without the sizes of messages."""
-    if story.waits_by_time:
+def _reconstructed(run: StoredRun, config: Mapping[str, Any], workload: Workload) -> RecoveredWorkload:
+    """Reconstruct the workload of a run that did not record it. workload: without message sizes."""
+    if workload.has_waiting_policy:
         raise InvalidInput(
             "run", run.path, "its parents waited by time, and its run.json does not say on which network"
         )
-    rules, leaf = _rules(run, config, story.tree.depth), _leaf(config, run.total)
-    parameters, buffers = _model_size(run, story, rules, leaf)
-    story = replace(story, sizes=message_sizes(rules, parameters, buffers, leaf))
-    return RecoveredWorkload(story, parameters, buffers, tuple(_disagreement(run, story)), flops_of(run, parameters))
+    rules, leaf = _rules(run, config, workload.tree.depth), _leaf(config, run.total)
+    parameters, buffers = _model_size(run, workload, rules, leaf)
+    workload = replace(workload, sizes=message_sizes(rules, parameters, buffers, leaf))
+    return RecoveredWorkload(
+        workload, parameters, buffers, tuple(_traffic_differences(run, workload)), flops_of(run, parameters)
+    )
 
 
 def shared_network(runs: Sequence[StoredRun], field: str) -> Network:
-    """The network in whose virtual time runs went on, if it is one for all of them."""
-    known = [_own(run) for run in runs if run.clock]
-    if not known or len(known) < len(runs) or not all(each.is_like(known[0]) for each in known):
+    """Network that the runs were simulated on, if it is the same for all of them."""
+    networks = [_network_of(run) for run in runs if run.clock]
+    is_shared = len(networks) == len(runs) and all(other.same_parameters(networks[0]) for other in networks)
+    if not networks or not is_shared:
         raise InvalidInput(field, OWN_NETWORK, "is for runs in the virtual time of a network, the same for all of them")
-    return known[0]
+    return networks[0]
 
 
-def named_networks(given: Sequence[NetworkLike], field: str = "--network") -> list[Network | None]:
-    """Of these names, or files; None where the runs' own is meant."""
-    return [None if each == OWN_NETWORK else network(each, field) for each in given]
+def named_networks(names: Sequence[NetworkLike], field: str = "--network") -> list[Network | None]:
+    """Networks of these names or files; None stands for the runs' own."""
+    return [None if name == OWN_NETWORK else network(name, field) for name in names]
 
 
-def resolved(named: Sequence[Network | None], runs: Sequence[StoredRun], field: str = "--network") -> list[Network]:
-    """The same, now that the runs are known; two of one name could not be told apart."""
-    found = [shared_network(runs, field) if each is None else each for each in named]
-    name = repeated(each.name for each in found)
+def resolved(
+    chosen_networks: Sequence[Network | None], runs: Sequence[StoredRun], field: str = "--network"
+) -> list[Network]:
+    """Replace None by the runs' own network; two networks of one name are rejected."""
+    networks = [shared_network(runs, field) if chosen is None else chosen for chosen in chosen_networks]
+    name = repeated(chosen.name for chosen in networks)
     if name is not None:
         raise InvalidInput(field, name, "two networks of this name: give each once, and names of their own")
-    return found
+    return networks
 
 
-def _own(run: StoredRun) -> Network:
-    """The network of a run in virtual time."""
+def _network_of(run: StoredRun) -> Network:
+    """Network that a run was simulated on."""
     try:
         return Network.of(run.clock["network"])
     except (InvalidInput, KeyError, TypeError, ValueError):
@@ -141,7 +150,7 @@ def _own(run: StoredRun) -> Network:
 
 
 def tree_of(run: StoredRun) -> Tree:
-    """The tree as the run's folder has it, names and all."""
+    """Tree of a stored run, with its names."""
     levels = run.tree["levels"]
     try:
         names = tuple(tuple(map(str, level["names"])) for level in levels)
@@ -153,8 +162,8 @@ def tree_of(run: StoredRun) -> Tree:
 
 
 def _table(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    found = config.get(name)
-    return dict(found) if isinstance(found, Mapping) else {}
+    table = config.get(name)
+    return dict(table) if isinstance(table, Mapping) else {}
 
 
 def _seed(run: StoredRun, config: Mapping[str, Any]) -> int:
@@ -165,22 +174,26 @@ def _seed(run: StoredRun, config: Mapping[str, Any]) -> int:
 
 
 def _schedule(run: StoredRun, config: Mapping[str, Any], depth: int) -> Schedule:
-    given, epochs = _table(config, "schedule"), _table(config, "leaf").get("epochs")
-    if given.get("periods") is not None:
-        periods = list(given["periods"])
+    table, epochs = _table(config, "schedule"), _table(config, "leaf").get("epochs")
+    if table.get("periods") is not None:
+        periods = list(table["periods"])
         # a run from Python notes the whole schedule, with the passes as its last entry
         return Schedule.of(periods, depth, None if len(periods) == depth else epochs)
-    if given.get("steps_per_sync") is None:
+    if table.get("steps_per_sync") is None:
         raise InvalidInput("schedule.periods", None, f"are not in the config of {run.name}")
-    return Schedule.of_steps(given["steps_per_sync"], depth)
+    return Schedule.of_steps(table["steps_per_sync"], depth)
 
 
 def _participation(run: StoredRun, config: Mapping[str, Any], depth: int) -> Any:
-    given = _table(config, "schedule").get("participation")
+    participation = _table(config, "schedule").get("participation")
     plain = None | str | float | int
-    if not isinstance(given, plain) and not (isinstance(given, list) and all(isinstance(e, plain) for e in given)):
-        raise InvalidInput("participation", given, f"of {run.name} is a function of its user's, and cannot be redrawn")
-    return check_participation(given, depth)
+    if not isinstance(participation, plain) and not (
+        isinstance(participation, list) and all(isinstance(entry, plain) for entry in participation)
+    ):
+        raise InvalidInput(
+            "participation", participation, f"of {run.name} is a function of its user's, and cannot be redrawn"
+        )
+    return check_participation(participation, depth)
 
 
 def _rules(run: StoredRun, config: Mapping[str, Any], depth: int) -> tuple[Rule, ...]:
@@ -192,60 +205,61 @@ def _rules(run: StoredRun, config: Mapping[str, Any], depth: int) -> tuple[Rule,
 
 
 def _leaf(config: Mapping[str, Any], rounds: int) -> Leaf | None:
-    """The clients' chain, as far as it decides what messages hold; None where only the run's
-    program knows it."""
-    given = _table(config, "leaf")
-    known = {each.name for each in fields(LeafConfig)}
+    """Client settings, as far as they decide the messages; None if only the run's program has
+    them."""
+    table = _table(config, "leaf")
+    keys = {field.name for field in fields(LeafConfig)}
     try:
-        return LeafConfig(**{key: value for key, value in given.items() if key in known}).chain(max(rounds, 1))
+        return LeafConfig(**{key: value for key, value in table.items() if key in keys}).chain(max(rounds, 1))
     except (InvalidInput, TypeError):
         return None
 
 
 def _steps(run: StoredRun, config: Mapping[str, Any], schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
-    """Each leaf's steps between two meetings, and the samples in one of them."""
-    given, leaves = _table(config, "leaf"), run.tree["levels"][-1]
-    held_N = np.array(leaves.get("samples") or [0] * len(leaves["names"]), dtype=np.int64)
-    return leaf_steps(held_N, given.get("batch") or None, schedule, given.get("epochs") is not None)
+    """Local steps of each leaf between two synchronisations, and samples per step."""
+    table, leaves = _table(config, "leaf"), run.tree["levels"][-1]
+    counts_N = np.array(leaves.get("samples") or [0] * len(leaves["names"]), dtype=np.int64)
+    return leaf_steps(counts_N, table.get("batch") or None, schedule, table.get("epochs") is not None)
 
 
-def _client_bytes(story: Workload, rounds: int) -> np.ndarray:
+def _client_bytes(workload: Workload, rounds: int) -> np.ndarray:
     """Bytes sent and received by all leaves, up to the end of each of the first rounds."""
-    found: list[float] = []
-    for chunk in replay_rounds(replace(story, rounds=rounds)):
-        last = chunk.sent[-1]
-        each = last.bytes_up + last.bytes_down
-        found += list(np.broadcast_to(each, (chunk.rounds,)) if len(each) == 1 else each)
-    return np.cumsum(found)
+    byte_counts: list[float] = []
+    for block in replay_rounds(replace(workload, rounds=rounds)):
+        last = block.traffic[-1]
+        sums = last.bytes_up + last.bytes_down
+        byte_counts += list(np.broadcast_to(sums, (block.rounds,)) if len(sums) == 1 else sums)
+    return np.cumsum(byte_counts)
 
 
-def _recorded(run: StoredRun, story: Workload, rounds: int) -> np.ndarray:
-    return np.array([record["bytes_per_client"] for record in run.rounds[:rounds]]) * story.tree.leaves
+def _recorded_bytes(run: StoredRun, workload: Workload, rounds: int) -> np.ndarray:
+    return np.array([record["bytes_per_client"] for record in run.rounds[:rounds]]) * workload.tree.leaves
 
 
-def _model_size(run: StoredRun, story: Workload, rules: Sequence[Rule], leaf: Leaf | None) -> tuple[int, int]:
-    """Parameters and buffer values of the run's model, from what it sent."""
-    rounds = min(LOOKED_AT, len(run.rounds))
-    told = _recorded(run, story, rounds)
-    story = replace(story, sizes=message_sizes(rules, UNIT, 0, leaf))
-    with_buffers = replace(story, sizes=message_sizes(rules, UNIT, UNIT, leaf))
-    per_parameter = _client_bytes(story, rounds) / UNIT
+def _model_size(run: StoredRun, workload: Workload, rules: Sequence[Rule], leaf: Leaf | None) -> tuple[int, int]:
+    """Number of parameters and buffer values of the model, from the bytes that the run sent."""
+    rounds = min(INSPECTED_ROUNDS, len(run.rounds))
+    recorded = _recorded_bytes(run, workload, rounds)
+    workload = replace(workload, sizes=message_sizes(rules, UNIT, 0, leaf))
+    with_buffers = replace(workload, sizes=message_sizes(rules, UNIT, UNIT, leaf))
+    per_parameter = _client_bytes(workload, rounds) / UNIT
     per_buffer = _client_bytes(with_buffers, rounds) / UNIT - per_parameter
-    parameters, buffers = told[0] / per_parameter[0], 0.0
-    if not np.allclose(told, per_parameter * parameters, rtol=1e-9):
+    parameters, buffers = recorded[0] / per_parameter[0], 0.0
+    if not np.allclose(recorded, per_parameter * parameters, rtol=1e-9):
         # buffers travel with models, and not with corrections; so two rounds tell them apart
         both = np.stack([per_parameter, per_buffer], axis=1)
-        solved, _, rank, _ = np.linalg.lstsq(both, told, rcond=None)
-        if rank == 2 and solved.min() > -0.5:
-            parameters, buffers = solved
+        solution, _, rank, _ = np.linalg.lstsq(both, recorded, rcond=None)
+        if rank == 2 and solution.min() > -0.5:
+            parameters, buffers = solution
     return max(1, round(parameters)), max(0, round(buffers))
 
 
-def _disagreement(run: StoredRun, story: Workload) -> list[str]:
-    """What the records say otherwise: a node that was refused or absent was told less."""
+def _traffic_differences(run: StoredRun, workload: Workload) -> list[str]:
+    """Differences between recomputed and recorded bytes: a rejected or absent node received
+    fewer."""
     rounds = len(run.rounds)
-    told, made = _recorded(run, story, rounds)[-1], _client_bytes(story, rounds)[-1]
-    if abs(told - made) <= 1e-9 * told:
+    recorded, recomputed = _recorded_bytes(run, workload, rounds)[-1], _client_bytes(workload, rounds)[-1]
+    if abs(recorded - recomputed) <= 1e-9 * recorded:
         return []
-    share = 100 * (made - told) / told if told else 0.0
+    share = 100 * (recomputed - recorded) / recorded if recorded else 0.0
     return [f"{run.name}: recomputed bytes of its clients differ from its records by {share:+.2g} %"]

@@ -1,10 +1,10 @@
-"""Sizes of a method's messages, and floating-point operations of training on a sample."""
+"""Sizes of a method's messages, and floating-point operations of training on one sample."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,25 +22,36 @@ from stratafl.federation.sync import answers_reports
 
 @dataclass(frozen=True)
 class LevelMessages:
-    """What the nodes of one edge level send each other."""
+    """Messages between the nodes of one edge level."""
 
-    report: int
-    """Bytes of a child's message."""
-    parcel: int
-    """Bytes of what a parent gives: its model with buffers and the rule's note."""
-    is_answered: bool
-    """Whether children get the parent's new model for their report."""
-    is_answered_below: bool
-    """Whether they do even where a newer one is about to come from above."""
+    upload_bytes: int
+    """Bytes of a child's update."""
+    download_bytes: int
+    """Bytes of a parent's message: its model with buffers and the rule's data."""
+    answered: bool
+    """Whether children get the parent's new model as the answer to their update."""
+    answered_when_relayed: bool
+    """Whether they get it even if a newer one is about to come from above."""
     has_correction: bool
-    """Whether subtrees add a correction, which nodes below must hear of."""
+    """Whether subtrees add a correction that nodes below need."""
     from_gradient: bool
-    """Whether corrections are set from gradients after a meeting above."""
+    """Whether corrections are set from gradients after a synchronisation above."""
+
+
+STORED_KEYS = {
+    "report": "upload_bytes",
+    "parcel": "download_bytes",
+    "is_answered": "answered",
+    "is_answered_below": "answered_when_relayed",
+    "has_correction": "has_correction",
+    "from_gradient": "from_gradient",
+}
+"""Field of `LevelMessages` by its key in stored runs."""
 
 
 @dataclass(frozen=True)
 class MessageSizes:
-    """Those of a run: one entry per edge level, root first."""
+    """Message sizes of a run: one entry per edge level, root first."""
 
     levels: tuple[LevelMessages, ...]
     model: int
@@ -48,34 +59,41 @@ class MessageSizes:
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> MessageSizes:
-        """From what `dataclasses.asdict` made of it, also by way of JSON."""
-        return MessageSizes(tuple(LevelMessages(**each) for each in values["levels"]), int(values["model"]))
+        """Create sizes from the result of `to_plain`, also by way of JSON."""
+        levels = ({STORED_KEYS[key]: value for key, value in level.items()} for level in values["levels"])
+        return MessageSizes(tuple(LevelMessages(**level) for level in levels), int(values["model"]))
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the sizes as JSON stores them."""
+        levels = [{key: getattr(level, name) for key, name in STORED_KEYS.items()} for level in self.levels]
+        return {"levels": levels, "model": self.model}
 
     def edge(self, level: int) -> LevelMessages:
         return self.levels[level - 1]
 
 
 UNIT = 64
-"""Parameters, and buffer values, of a model that message sizes are learnt from."""
+"""Number of parameters and of buffer values of the small models that sizes are extrapolated
+from."""
 
 
 class _SizeProbe(Observer):
-    """Notes what is sent at each level's meeting."""
+    """Observer that keeps the message sizes of each level."""
 
     def __init__(self) -> None:
-        self.met_at: dict[int, tuple[int, int]] = {}
+        self.sizes: dict[int, tuple[int, int]] = {}
 
     def met(self, meeting: LevelSynchronized) -> None:
-        self.met_at[meeting.level] = meeting.sent_bytes, meeting.parcel_bytes
+        self.sizes[meeting.level] = meeting.sent_bytes, meeting.parcel_bytes
 
 
 def scaled_sizes(
     rules: Sequence[Rule], parameters: int, buffers: int, leaf: Leaf | None = None, dtype: torch.dtype = torch.float32
 ) -> MessageSizes:
-    """Message sizes of a model with so many parameters and buffer values, from those of small
-    models: for rules of the package, whose messages are whole rows of these and single numbers.
+    """Extrapolate message sizes to a model from those of small models.
 
-    A model of any size takes as long as a small one.
+    This holds for rules of the package, whose messages are whole rows of parameters and buffers and
+    single numbers. It takes as long for a large model as for a small one.
     """
     small, more_parameters, more_buffers = (
         message_sizes(rules, UNIT * p, UNIT * b, leaf, dtype) for p, b in ((1, 1), (2, 1), (1, 2))
@@ -89,8 +107,8 @@ def scaled_sizes(
     levels = tuple(
         replace(
             small.levels[m],
-            report=scaled(lambda sizes, m=m: sizes.levels[m].report),  # type: ignore[misc]
-            parcel=scaled(lambda sizes, m=m: sizes.levels[m].parcel),  # type: ignore[misc]
+            upload_bytes=scaled(lambda sizes, m=m: sizes.levels[m].upload_bytes),  # type: ignore[misc]
+            download_bytes=scaled(lambda sizes, m=m: sizes.levels[m].download_bytes),  # type: ignore[misc]
         )
         for m in range(len(rules))
     )
@@ -105,68 +123,73 @@ def message_sizes(
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
 ) -> MessageSizes:
-    """Message sizes of a model with so many parameters and buffer values, on rows of that size."""
-    scale = _SizeProbe()
+    """Measure message sizes by one round of a federation with a model of this size."""
+    probe = _SizeProbe()
     tree = Tree.of("x".join("1" for _ in rules))
     x_P, b_B = (torch.zeros(values, dtype=dtype, device=device) for values in (parameters, buffers))
-    federation = Federation(tree, rules, x_P, b_B, [None] * tree.depth, 0, watchers=[scale], leaf=leaf)
+    federation = Federation(tree, rules, x_P, b_B, [None] * tree.depth, 0, watchers=[probe], leaf=leaf)
     federation.begin()
     if federation.wants_gradients:
         federation.start_from_gradients(x_P[None])
     path_AP = x_P[None] if federation.has_path else x_P[None, :0]
     federation.trained(TrainResult(x_P[None], b_B[None], path_AP, federation.levels[-1].optimiser), 1.0)
     federation.meet(1)
-    found = []
+    levels = []
     for level, rule in enumerate(rules, 1):
-        report, parcel = scale.met_at[level]
-        found.append(
+        upload_bytes, download_bytes = probe.sizes[level]
+        levels.append(
             LevelMessages(
-                report=report,
-                parcel=parcel,
-                is_answered=answers_reports(rule, relayed=False),
-                is_answered_below=answers_reports(rule, relayed=True),
+                upload_bytes=upload_bytes,
+                download_bytes=download_bytes,
+                answered=answers_reports(rule, relayed=False),
+                answered_when_relayed=answers_reports(rule, relayed=True),
                 has_correction=federation.levels[level].correction is not None,
                 from_gradient=rule.from_gradient is not None,
             )
         )
-    return MessageSizes(tuple(found), x_P.element_size() * parameters)
+    return MessageSizes(tuple(levels), x_P.element_size() * parameters)
 
 
 BACKWARD = 3
-"""Training takes so many times the operations of looking: forward, and twice that backward."""
+"""Ratio of the operations of training to those of a forward pass: the backward pass takes twice as
+many."""
 
 
 @dataclass(frozen=True, eq=False)
 class RecordedWorkload:
-    """What a run's clients compute, and how large its messages are."""
+    """Operations of a run's clients and sizes of its messages, as stored in run.json."""
 
     parameters: int
-    """Values of the model that are trained, with those that never leave a client."""
+    """Number of trained values of the model, with those that never leave a client."""
     buffers: int
     flops_per_sample: float | None
-    """Operations of training on one sample; None where they cannot be counted."""
+    """Operations of training on one sample; None if they cannot be counted."""
     messages: MessageSizes | None
-    """None where the rules could not be tried."""
+    """Message sizes; None if the rules could not be tried."""
     steps_N: np.ndarray
     """Local steps of each client between two synchronisations."""
     samples_N: np.ndarray
     """Samples that each client takes in one step."""
 
-    def as_plain(self) -> dict[str, Any]:
-        """As JSON has it: a list with one number where that is the same for all clients."""
+    def to_plain(self) -> dict[str, Any]:
+        """Return the workload as JSON stores it: lists have one number if that is the same for all
+        clients."""
         return {
             "parameters": self.parameters,
             "buffers": self.buffers,
             "flops_per_sample": self.flops_per_sample,
-            "messages": None if self.messages is None else asdict(self.messages),
+            "messages": None if self.messages is None else self.messages.to_plain(),
             "steps_per_sync": _shortened(self.steps_N),
             "samples_per_step": _shortened(self.samples_N),
         }
 
     @staticmethod
     def of(values: Mapping[str, Any], depth: int, clients: int) -> RecordedWorkload:
-        """From what `as_plain` made of it; raises KeyError, TypeError or ValueError where it is not
-        that of a tree with so many edge levels and clients."""
+        """Create the workload from the result of `to_plain`.
+
+        Raises KeyError, TypeError or ValueError if it is not that of a tree with this depth and
+        number of clients.
+        """
         messages, flops = values["messages"], values["flops_per_sample"]
         sizes = None if messages is None else MessageSizes.of(messages)
         if sizes is not None and len(sizes.levels) != depth:
@@ -178,19 +201,21 @@ class RecordedWorkload:
             buffers=int(values["buffers"]),
             flops_per_sample=None if flops is None else float(flops),
             messages=sizes,
-            steps_N=_each(values["steps_per_sync"], clients),
-            samples_N=_each(values["samples_per_step"], clients),
+            steps_N=_per_client(values["steps_per_sync"], clients),
+            samples_N=_per_client(values["samples_per_step"], clients),
         )
 
 
-def training_flops(look: Callable[[], object]) -> float | None:
-    """Operations of training on one sample, with a function that lets the model look at one; None
-    where nothing can be counted."""
+def training_flops(forward: Callable[[], object]) -> float | None:
+    """Count the operations of training on one sample; None where nothing can be counted.
+
+    forward: lets the model compute the outputs of one sample.
+    """
     try:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            look()
+            forward()
     except Exception:
-        # whatever a model cannot bear about being watched is no reason not to train it
+        # a model that fails under a dispatch mode can still be trained
         return None
     return float(BACKWARD * counter.get_total_flops()) or None
 
@@ -199,7 +224,7 @@ def _shortened(values_N: np.ndarray) -> list[int]:
     return values_N[: 1 if (values_N == values_N[0]).all() else None].tolist()
 
 
-def _each(values: list[int], clients: int) -> np.ndarray:
+def _per_client(values: list[int], clients: int) -> np.ndarray:
     if len(values) not in (1, clients):
         raise ValueError("clients of another tree")
     if min(values) < 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,56 +29,56 @@ from stratafl.network.timeline import (
 from stratafl.network.waiting import WaitPolicy
 
 BLOCK_VALUES = 4_000_000
-"""Numbers in the matrices of rounds that are looked at side by side, about."""
+"""Approximate number of values in the matrices of rounds that are computed side by side."""
 
 GRADIENT_ROUND_OFFSET = 1 << 40
-"""Added to the counter of a round for the exchange of gradients before it, which is a round of
-messages of its own."""
+"""Offset of a round's counter for the exchange of gradients before it, which has random draws of
+its own."""
 
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """What of a run decides who takes part and what is sent."""
+    """Quantities of a run that decide which nodes take part and what is sent."""
 
     tree: Tree
     schedule: Schedule
     participation: tuple[Participation, ...]
-    """Root first."""
+    """Participation of each edge level, root first."""
     seed: int
     sizes: MessageSizes
     steps_N: np.ndarray
-    """Of each leaf between two meetings."""
+    """Local steps of each leaf between two synchronisations."""
     samples_N: np.ndarray
-    """That each leaf takes in one step."""
+    """Samples that each leaf takes in one step."""
     rounds: int
     wait: tuple[WaitPolicy, ...] = ()
-    """Whom parents wait for, root first; for all unless given."""
+    """Waiting policies, root first; without them all parents wait for all children."""
 
     @property
-    def waits_by_time(self) -> bool:
-        """Whether a clock decides who takes part."""
-        return any(not each.is_all for each in self.wait)
+    def has_waiting_policy(self) -> bool:
+        """Whether the time line decides which nodes take part."""
+        return any(not policy.waits_for_all for policy in self.wait)
 
-    def counts_late(self, level: int) -> bool:
-        """Whether late work counts at an edge level."""
-        return bool(self.wait) and self.wait[level - 1].counts_late
+    def applies_late_updates(self, level: int) -> bool:
+        """Whether late updates are applied at an edge level."""
+        return bool(self.wait) and self.wait[level - 1].applies_late_updates
 
     @property
-    def goes_on(self) -> bool:
-        """Whether work goes on from one global round to the next."""
-        return any(each.counts_late for each in self.wait)
+    def is_asynchronous(self) -> bool:
+        """Whether work continues from one global round to the next."""
+        return any(policy.applies_late_updates for policy in self.wait)
 
     @property
     def is_steady(self) -> bool:
         """Whether the same nodes take part in every round."""
-        return not self.waits_by_time and all(
-            each is None or each == "all" or (type(each) is float and each == 1) for each in self.participation
+        return not self.has_waiting_policy and all(
+            share is None or share == "all" or (type(share) is float and share == 1) for share in self.participation
         )
 
 
 @dataclass(frozen=True, eq=False)
 class LevelTraffic:
-    """What was sent over one edge level up to the end of a round, for several rounds (R)."""
+    """Traffic of one edge level, for several rounds (R)."""
 
     messages_up: np.ndarray
     messages_down: np.ndarray
@@ -87,28 +88,31 @@ class LevelTraffic:
 
 @dataclass(frozen=True, eq=False)
 class RoundBlock:
-    """Some rounds in a row of a run: each has a row, or all are like the one that there is."""
+    """Consecutive rounds of a run, each with a row; or equal rounds, with one row for all."""
 
     first: int
     """Counted from 0."""
     rounds: int
     stages: tuple[Stage, ...]
-    sent: tuple[LevelTraffic, ...]
-    """In each of these rounds, as the run's own account has it; root's edge level first."""
-    spent: tuple[RoundCosts, ...] = ()
-    """What each took, where that cannot be told from its stages alone."""
+    traffic: tuple[LevelTraffic, ...]
+    """Traffic of each round, as the run itself records it; root's edge level first."""
+    costs: tuple[RoundCosts, ...] = ()
+    """Costs of each round, where they do not follow from its stages alone."""
 
-    def many(self, schedule: Schedule, rounds: range) -> tuple[Stage, ...]:
-        """The stages of its one round as often as it is repeated, for some of the repetitions:
-        what is drawn anew each time is another's."""
+    def repeated(self, schedule: Schedule, rounds: range) -> tuple[Stage, ...]:
+        """Stages of equal rounds for some of the repetitions, each with random draws of its own."""
         return tuple(
             replace(
                 stage,
                 active={level: _repeated(rows, rounds) for level, rows in stage.active.items()},
-                down={
-                    level: Messages(*(_repeated(rows, rounds) for rows in each)) for level, each in stage.down.items()
+                downloads={
+                    level: Messages(*(_repeated(rows, rounds) for rows in sent))
+                    for level, sent in stage.downloads.items()
                 },
-                up={level: Messages(*(_repeated(rows, rounds) for rows in each)) for level, each in stage.up.items()},
+                uploads={
+                    level: Messages(*(_repeated(rows, rounds) for rows in sent))
+                    for level, sent in stage.uploads.items()
+                },
                 counter={
                     level: first + schedule.meetings[level] * np.arange(rounds.start, rounds.stop)
                     for level, first in stage.counter.items()
@@ -119,321 +123,362 @@ class RoundBlock:
 
 
 ByLevel = dict[int, np.ndarray]
+MessageCounts = tuple[np.ndarray, np.ndarray]
+"""Number and bytes of the messages to or from each node of a level."""
 
-RowStage = tuple[int, int, ByLevel, dict[int, tuple], dict[int, tuple], dict[int, int], ByLevel | None]
-"""The fields of a `Stage` without its steps, of one round."""
+
+class RoundStage(NamedTuple):
+    """Fields of a `Stage` for a single round, without the local steps."""
+
+    begin: int
+    end: int
+    active: ByLevel
+    downloads: dict[int, MessageCounts]
+    uploads: dict[int, MessageCounts]
+    counter: dict[int, int]
+    selected: ByLevel | None = None
 
 
 class ReplayedRound:
-    """One global round as it is replayed: per stage and level who took part and what went over."""
+    """Replayed global round: participants and traffic per stage and level."""
 
     def __init__(self) -> None:
-        self.stages: list[RowStage] = []
-        self.sent: list[tuple[np.ndarray, ...]] = []
-        self.spent: RoundCosts | None = None
-        """What it took, where a clock was there."""
-        self.asked: dict[tuple[int, int], np.ndarray] = {}
-        """By level and the number of its round: who was to take part."""
-        self.came: dict[tuple[int, int], np.ndarray] = {}
-        """Likewise, who of them was heard in time; also below a node that was late itself."""
+        self.stages: list[RoundStage] = []
+        self.traffic: list[tuple[np.ndarray, ...]] = []
+        self.costs: RoundCosts | None = None
+        """Time and energy of the round, where a time line was given."""
+        self.selected: dict[tuple[int, int], np.ndarray] = {}
+        """Nodes that were selected, by level and the number of its round."""
+        self.arrived: dict[tuple[int, int], np.ndarray] = {}
+        """Nodes that arrived in time, also below nodes that were late themselves."""
 
-    def take_part(self, story: Workload) -> dict[tuple[int, int], np.ndarray]:
-        """Likewise, who took part: who came in time, or begins work that counts whenever it comes,
-        with all its ancestors."""
-        found: dict[tuple[int, int], np.ndarray] = {}
-        schedule, tree = story.schedule, story.tree
-        for level, number in sorted(self.came):
-            found[level, number] = (self.asked if story.counts_late(level) else self.came)[level, number]
+    def participants(self, workload: Workload) -> dict[tuple[int, int], np.ndarray]:
+        """Participants of each level's rounds.
+
+        These are the nodes that arrived in time, or whose late update will be applied, and all of
+        whose ancestors take part.
+        """
+        participants: dict[tuple[int, int], np.ndarray] = {}
+        schedule, tree = workload.schedule, workload.tree
+        for level, number in sorted(self.arrived):
+            nodes_N = (self.selected if workload.applies_late_updates(level) else self.arrived)[level, number]
             if level > 1:
                 above = number * schedule.meetings[level - 1] // schedule.meetings[level]
-                found[level, number] = found[level, number] & found[level - 1, int(above)][tree.parents[level]]
-        return found
+                nodes_N = nodes_N & participants[level - 1, int(above)][tree.parents[level]]
+            participants[level, number] = nodes_N
+        return participants
 
 
 class WorkloadReplay:
-    """The state of a replay: the account, who takes part, how many rounds each level has begun."""
+    """State of a replay: traffic, participants, and the number of rounds that each level has
+    begun."""
 
-    def __init__(self, story: Workload, clock: NetworkTimeline | None = None):
-        """clock: what decides who is late; without it nobody is."""
-        self.story, self.tree, self.clock = story, story.tree, clock
-        self.traffic, self.top = CommunicationMeter(story.tree), 0
-        self.begun = [0] * (story.tree.depth + 1)
-        self.active = [np.ones(n, dtype=bool) for n in story.tree.sizes]
-        self.busy = [np.zeros(n, dtype=bool) for n in story.tree.sizes]
-        """By level at which late work counts: whose is under way."""
-        self.moved = [np.zeros(n, dtype=bool) for n in story.tree.sizes]
-        """By level: who has a model to report, which an aggregator without anybody has not."""
-        self.walk = TimelineState(1)
+    def __init__(self, workload: Workload, timeline: NetworkTimeline | None = None):
+        """timeline: decides which nodes are late; without it none are."""
+        self.workload, self.tree, self.timeline = workload, workload.tree, timeline
+        self.traffic, self.top = CommunicationMeter(workload.tree), 0
+        self.rounds_begun = [0] * (workload.tree.depth + 1)
+        self.active = [np.ones(n, dtype=bool) for n in workload.tree.sizes]
+        self.in_progress = [np.zeros(n, dtype=bool) for n in workload.tree.sizes]
+        """Nodes whose work is in progress, by level at which late updates are applied."""
+        self.has_model = [np.zeros(n, dtype=bool) for n in workload.tree.sizes]
+        """Nodes that have a model to send, by level; an aggregator that received none has not."""
+        self.state = TimelineState(1)
 
-    def round(self, watch: ActivityCallback | None = None) -> ReplayedRound:
-        """The next one."""
-        if not self.story.goes_on:
-            self.walk = TimelineState(1)
-        row, depth, walk = ReplayedRound(), self.tree.depth, self.walk
-        began = walk.begin_round(watch)
+    def next_round(self, callback: ActivityCallback | None = None) -> ReplayedRound:
+        """Replay the next global round."""
+        if not self.workload.is_asynchronous:
+            self.state = TimelineState(1)
+        replayed, depth, state = ReplayedRound(), self.tree.depth, self.state
+        begin_seconds = state.begin_round(callback)
         totals = [np.zeros((4, size), dtype=np.int64) for size in self.tree.sizes]
-        # answers to the last meeting are in the account already, and belong to the round before
-        self._add(totals, sign=-1)
-        for event in self.story.schedule.events():
-            begin, fresh = max(self.top, 1), self._fresh()
-            self._begin(restarting=bool(fresh))
+        # answers to the last synchronisation are counted already, and belong to the round before
+        self._add_pending(totals, sign=-1)
+        for event in self.workload.schedule.events():
+            begin, restarted = max(self.top, 1), self._restarted_levels()
+            self._begin(restarting=bool(restarted))
+            if restarted:
+                self._exchange_gradients(replayed, begin, restarted, totals)
+                begin = restarted[0]
             active = {level: self.active[level] for level in range(begin, depth + 1)}
-            counter = {level: self.begun[level] - 1 for level in range(begin, depth + 1)}
-            if fresh:
-                down = self._taken("down", range(begin, depth + 1), totals)
-                self._restart(fresh)
-                up = self._taken("up", range(fresh[0], depth + 1), totals)
-                early = {level: count + GRADIENT_ROUND_OFFSET for level, count in counter.items()}
-                early |= {level: self.begun[level] - 1 + GRADIENT_ROUND_OFFSET for level in range(fresh[0], depth + 1)}
-                # what is owed above the gradients' levels travels with the models
-                for level in range(begin, fresh[0]):
-                    down[level] = _joined(down[level], self._taken("down", range(level, level + 1), totals)[level])
-                row.stages.append((begin, fresh[0], active, down, up, early, None))
-                self._clocked(row, walk)
-                begin = fresh[0]
-                active = {level: self.active[level] for level in range(begin, depth + 1)}
-                counter = {level: self.begun[level] - 1 for level in range(begin, depth + 1)}
-            down = self._taken("down", range(begin, depth + 1), totals)
-            self._work(event.top)
-            up = {level: self._reports(level) for level in range(event.top, depth + 1)}
-            counter |= {level: self.begun[level] - 1 for level in range(event.top, depth + 1)}
-            row.stages.append((begin, event.top, active, down, up, counter, None))
-            came = self._clocked(row, walk)
+            counter = {level: self.rounds_begun[level] - 1 for level in range(begin, depth + 1)}
+            downloads = self._collect_traffic("down", range(begin, depth + 1), totals)
+            self._update_has_model(event.top)
+            uploads = {level: self._uploads(level) for level in range(event.top, depth + 1)}
+            counter |= {level: self.rounds_begun[level] - 1 for level in range(event.top, depth + 1)}
+            arrived = self._play(replayed, RoundStage(begin, event.top, active, downloads, uploads, counter))
             for level in range(depth, event.top - 1, -1):
-                self._meet(level, came[level] & self.moved[level], relayed=level > event.top)
-                self.busy[level] = self.busy[level] & ~came[level]
-            self._taken("up", range(event.top, depth + 1), totals)
-            has = [None] + [self._flag(level) for level in range(1, depth + 1)]
-            self.traffic.relayed(event.top, has)
+                self._synchronize(level, arrived[level] & self.has_model[level], relayed=level > event.top)
+                self.in_progress[level] = self.in_progress[level] & ~arrived[level]
+            self._collect_traffic("up", range(event.top, depth + 1), totals)
+            self.traffic.relayed(event.top, [None] + [self._flag(level) for level in range(1, depth + 1)])
             self.top = event.top
-        self._add(totals, sign=1)
-        row.sent = [tuple(total.sum(axis=1)) for total in totals]
-        if self.clock is not None:
-            row.spent = RoundCosts(walk.seconds_R - began, walk.sums.parts, walk.sums.joules_R)
-        if self.story.waits_by_time:
-            present = row.take_part(self.story)
-            row.stages = [
-                (*stage[:2], {level: present[level, stage[5][level]] for level in stage[2]}, *stage[3:6], stage[2])
-                for stage in row.stages
+        self._add_pending(totals, sign=1)
+        replayed.traffic = [tuple(total.sum(axis=1)) for total in totals]
+        if self.timeline is not None:
+            round_totals = state.totals
+            replayed.costs = RoundCosts(state.seconds_R - begin_seconds, round_totals.parts, round_totals.joules_R)
+        if self.workload.has_waiting_policy:
+            participants = replayed.participants(self.workload)
+            replayed.stages = [
+                stage._replace(
+                    active={level: participants[level, stage.counter[level]] for level in stage.active},
+                    selected=stage.active,
+                )
+                for stage in replayed.stages
             ]
-        return row
+        return replayed
 
-    def _reports(self, level: int) -> tuple[np.ndarray, np.ndarray]:
-        """What children are about to send, whether it comes in time or not: of one without a model,
-        that there is none."""
+    def _exchange_gradients(
+        self, replayed: ReplayedRound, begin: int, restarted: Sequence[int], totals: list[np.ndarray]
+    ) -> None:
+        """Play the stage in which nodes send the gradients from which corrections are set."""
+        depth = self.tree.depth
+        active = {level: self.active[level] for level in range(begin, depth + 1)}
+        counter = {level: self.rounds_begun[level] - 1 for level in range(begin, depth + 1)}
+        downloads = self._collect_traffic("down", range(begin, depth + 1), totals)
+        self._restart(restarted)
+        uploads = self._collect_traffic("up", range(restarted[0], depth + 1), totals)
+        early = {level: count + GRADIENT_ROUND_OFFSET for level, count in counter.items()}
+        early |= {
+            level: self.rounds_begun[level] - 1 + GRADIENT_ROUND_OFFSET for level in range(restarted[0], depth + 1)
+        }
+        # messages owed above the gradients' levels travel with the models
+        for level in range(begin, restarted[0]):
+            owed = self._collect_traffic("down", range(level, level + 1), totals)[level]
+            downloads[level] = _combined(downloads[level], owed)
+        self._play(replayed, RoundStage(begin, restarted[0], active, downloads, uploads, early))
+
+    def _uploads(self, level: int) -> MessageCounts:
+        """Messages that children are about to send, in time or not; without a model, a notice of
+        that."""
         count_N = self.active[level].astype(np.int64)
-        return count_N, count_N * self.moved[level] * self.story.sizes.edge(level).report
+        return count_N, count_N * self.has_model[level] * self.workload.sizes.edge(level).upload_bytes
 
-    def _work(self, top: int) -> None:
-        """Let the nodes work, up to those whose children meet at the edge level `top`; of children
-        with models one at least is heard."""
+    def _update_has_model(self, top: int) -> None:
+        """Mark the nodes that get a model, up to the parents that synchronise at edge level `top`.
+
+        Of children with models, at least one arrives.
+        """
         leaves = self.tree.depth
-        self.moved[leaves] = self.moved[leaves] | self.active[leaves]
+        self.has_model[leaves] = self.has_model[leaves] | self.active[leaves]
         for level in range(leaves, top - 1, -1):
-            works_N = (self.active[level] | self.busy[level]) & self.moved[level]
-            self.moved[level - 1][self.tree.parents[level][works_N]] = True
+            sending_N = (self.active[level] | self.in_progress[level]) & self.has_model[level]
+            self.has_model[level - 1][self.tree.parents[level][sending_N]] = True
 
-    def _clocked(self, row: ReplayedRound, walk: TimelineState) -> ByLevel:
-        """Let the last stage pass on the clock: by level that meets, who is heard in time."""
-        begin, end, active, _, _, counter, _ = row.stages[-1]
-        came = {level: self.active[level] for level in range(end, self.tree.depth + 1)}
-        if self.clock is not None:
-            stage = _stage(self.story, row.stages[-1:])
-            came = {level: came_1N[0] for level, came_1N in self.clock.advance(walk, stage).items()}
-        row.asked |= {(level, counter[level]): active[level] for level in range(begin, self.tree.depth + 1)}
-        row.came |= {(level, counter[level]): came_N for level, came_N in came.items()}
-        return came
+    def _play(self, replayed: ReplayedRound, stage: RoundStage) -> ByLevel:
+        """Add a stage and play it on the time line; returns the nodes that arrive in time, by
+        level."""
+        replayed.stages.append(stage)
+        arrived = {level: self.active[level] for level in range(stage.end, self.tree.depth + 1)}
+        if self.timeline is not None:
+            arrivals = self.timeline.play_stage(self.state, _stage(self.workload, [stage]))
+            arrived = {level: arrived_1N[0] for level, arrived_1N in arrivals.items()}
+        levels = range(stage.begin, self.tree.depth + 1)
+        replayed.selected |= {(level, stage.counter[level]): stage.active[level] for level in levels}
+        replayed.arrived |= {(level, stage.counter[level]): arrived_N for level, arrived_N in arrived.items()}
+        return arrived
 
-    def state(self) -> tuple:
-        """What the next round depends on where everybody takes part."""
+    def traffic_state(self) -> tuple:
+        """State that decides the next round if all nodes take part."""
         saved = self.traffic.saved()
         arrays = [*saved["stale"], *saved["owed"], *saved["down"]["bytes"], *saved["up"]["bytes"]]
         return self.top, *(array.tobytes() for array in arrays)
 
     def _flag(self, level: int) -> torch.Tensor | None:
-        return torch.empty(0) if self.story.sizes.edge(level).has_correction else None
+        return torch.empty(0) if self.workload.sizes.edge(level).has_correction else None
 
-    def _fresh(self) -> list[int]:
+    def _restarted_levels(self) -> list[int]:
         levels = range(max(self.top + 1, 1), self.tree.depth + 1)
-        return [level for level in levels if self.story.sizes.edge(level).from_gradient]
+        return [level for level in levels if self.workload.sizes.edge(level).from_gradient]
 
     def _begin(self, restarting: bool) -> None:
-        story = self.story
+        workload = self.workload
         for level in range(max(self.top, 1), self.tree.depth + 1):
-            drawing = story.participation[level - 1], self.tree, level, self.begun[level], story.seed
-            drawn_N = sample_participants(*drawing, self.busy[level])
-            self.active[level] = drawn_N & self.active[level - 1][self.tree.parents[level]]
-            self.moved[level] = self.moved[level] & ~self.active[level]
-            if story.counts_late(level):
-                self.busy[level] = self.busy[level] | self.active[level]
-            self.begun[level] += 1
-            sizes = story.sizes.edge(level).parcel, story.sizes.model
+            arguments = workload.participation[level - 1], self.tree, level, self.rounds_begun[level], workload.seed
+            selected_N = sample_participants(*arguments, self.in_progress[level])
+            self.active[level] = selected_N & self.active[level - 1][self.tree.parents[level]]
+            self.has_model[level] = self.has_model[level] & ~self.active[level]
+            if workload.applies_late_updates(level):
+                self.in_progress[level] = self.in_progress[level] | self.active[level]
+            self.rounds_begun[level] += 1
+            sizes = workload.sizes.edge(level).download_bytes, workload.sizes.model
             self.traffic.began(RoundBegan(level, self.active[level], *sizes, restarting))
 
-    def _restart(self, fresh: Sequence[int]) -> None:
-        sent = {level: self.active[level] for level in range(fresh[0], self.tree.depth + 1)}
-        self.traffic.restarted(GradientsExchanged(self.top, fresh, sent, self.active, self.story.sizes.model))
+    def _restart(self, restarted: Sequence[int]) -> None:
+        senders = {level: self.active[level] for level in range(restarted[0], self.tree.depth + 1)}
+        exchange = GradientsExchanged(self.top, restarted, senders, self.active, self.workload.sizes.model)
+        self.traffic.restarted(exchange)
 
-    def _meet(self, level: int, came_N: np.ndarray, relayed: bool) -> None:
-        edge = self.story.sizes.edge(level)
-        answered = edge.is_answered_below if relayed else edge.is_answered
+    def _synchronize(self, level: int, arrived_N: np.ndarray, relayed: bool) -> None:
+        edge = self.workload.sizes.edge(level)
+        answered = edge.answered_when_relayed if relayed else edge.answered
         nothing, none = torch.empty(0), np.empty(0)
-        held = AggregatorState(nothing, nothing, {})
-        outcome = AggregationResult(held, came_N, none, none, none, none, none, nothing, nothing)
-        self.traffic.met(
-            LevelSynchronized(level, nothing, nothing, None, came_N, outcome, True, edge.report, edge.parcel, answered)
-        )
+        state = AggregatorState(nothing, nothing, {})
+        result = AggregationResult(state, arrived_N, none, none, none, none, none, nothing, nothing)
+        sizes = edge.upload_bytes, edge.download_bytes
+        self.traffic.met(LevelSynchronized(level, nothing, nothing, None, arrived_N, result, True, *sizes, answered))
 
     def _direction(self, way: str) -> LinkCounts:
         communication = self.traffic.communication
         return communication.up if way == "up" else communication.down
 
-    def _taken(self, way: str, levels: range, totals: list[np.ndarray]) -> dict[int, tuple]:
-        """What the account has of these levels; it begins anew there."""
-        direction, found, place = self._direction(way), {}, 0 if way == "up" else 1
+    def _collect_traffic(self, way: str, levels: range, totals: list[np.ndarray]) -> dict[int, MessageCounts]:
+        """Return the counted messages of these levels, add them to the totals and reset the
+        counts."""
+        direction, messages, row = self._direction(way), {}, 0 if way == "up" else 1
         for level in levels:
-            found[level] = direction.messages[level], direction.bytes[level]
-            totals[level][place] += direction.messages[level]
-            totals[level][place + 2] += direction.bytes[level]
+            messages[level] = direction.messages[level], direction.bytes[level]
+            totals[level][row] += direction.messages[level]
+            totals[level][row + 2] += direction.bytes[level]
             direction.messages[level] = np.zeros_like(direction.messages[level])
             direction.bytes[level] = np.zeros_like(direction.bytes[level])
-        return found
+        return messages
 
-    def _add(self, totals: list[np.ndarray], sign: int) -> None:
-        """Count what was answered and will be taken in the next round."""
-        for way, place in (("up", 0), ("down", 1)):
+    def _add_pending(self, totals: list[np.ndarray], sign: int) -> None:
+        """Add the answers that are counted already and will be collected in the next round."""
+        for way, row in (("up", 0), ("down", 1)):
             direction = self._direction(way)
             for level, total in enumerate(totals):
-                total[place] += sign * direction.messages[level]
-                total[place + 2] += sign * direction.bytes[level]
+                total[row] += sign * direction.messages[level]
+                total[row + 2] += sign * direction.bytes[level]
 
 
 def _repeated(rows_1N: np.ndarray, rounds: range) -> np.ndarray:
     return np.broadcast_to(rows_1N, (len(rounds), rows_1N.shape[1]))
 
 
-def _joined(one: tuple, other: tuple) -> tuple:
-    """Two messages to the same nodes that travel as one: the bytes of both."""
+def _combined(one: MessageCounts, other: MessageCounts) -> MessageCounts:
+    """Combine two messages to the same nodes that travel as one: the bytes of both."""
     return np.maximum(one[0], other[0]), one[1] + other[1]
 
 
 def leaf_steps(
-    held_N: Sequence[int] | np.ndarray, batch: int | None, schedule: Schedule, passes: bool
+    counts_N: Sequence[int] | np.ndarray, batch: int | None, schedule: Schedule, counts_epochs: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Each leaf's steps between two meetings, and the samples in one of them, from how many samples
-    it has; passes: whether the lowest period is in passes over these."""
-    held_N, period = np.asarray(held_N, dtype=np.int64), schedule.periods[-1]
-    samples_N = held_N if batch is None else np.minimum(batch, np.where(held_N > 0, held_N, batch))
-    if not passes:
-        return np.full(len(held_N), period), samples_N
-    return np.array([period * steps_per_epoch(max(int(held), 1), batch) for held in held_N]), samples_N
+    """Local steps of each leaf between two synchronisations, and samples per step.
+
+    counts_N: samples of each leaf. counts_epochs: whether the lowest period counts epochs.
+    """
+    counts_N, period = np.asarray(counts_N, dtype=np.int64), schedule.periods[-1]
+    samples_N = counts_N if batch is None else np.minimum(batch, np.where(counts_N > 0, counts_N, batch))
+    if not counts_epochs:
+        return np.full(len(counts_N), period), samples_N
+    return np.array([period * steps_per_epoch(max(int(count), 1), batch) for count in counts_N]), samples_N
 
 
-def block_size(story: Workload) -> int:
-    """How many rounds are looked at side by side."""
-    return max(1, BLOCK_VALUES // (sum(story.tree.sizes) * int(story.schedule.meetings[-1])))
+def block_size(workload: Workload) -> int:
+    """Number of rounds that are computed side by side."""
+    return max(1, BLOCK_VALUES // (sum(workload.tree.sizes) * int(workload.schedule.meetings[-1])))
 
 
-def replay_rounds(story: Workload, clock: NetworkTimeline | None = None) -> Iterator[RoundBlock]:
-    """The run's rounds in chunks; where all of them are alike from some round on, these are said
-    once, with how many they are. A clock is needed only where somebody can be late."""
-    machine = WorkloadReplay(story, clock if story.waits_by_time else None)
-    size = block_size(story)
-    rows: list[ReplayedRound] = []
+def replay_rounds(workload: Workload, timeline: NetworkTimeline | None = None) -> Iterator[RoundBlock]:
+    """Replay the rounds of a run in blocks.
+
+    Where all rounds are alike from some round on, the last block has one of them and their number.
+    timeline: needed only where nodes can be late.
+    """
+    replay = WorkloadReplay(workload, timeline if workload.has_waiting_policy else None)
+    size = block_size(workload)
+    replayed: list[ReplayedRound] = []
     first, before = 0, None
-    for round in range(story.rounds):
-        rows.append(machine.round())
-        if story.is_steady:
-            state = machine.state()
+    for round in range(workload.rounds):
+        replayed.append(replay.next_round())
+        if workload.is_steady:
+            state = replay.traffic_state()
             if state == before:
-                if rows[:-1]:
-                    yield _chunk(story, rows[:-1], first)
-                yield replace(_chunk(story, rows[-1:], round), rounds=story.rounds - round)
+                if replayed[:-1]:
+                    yield _block(workload, replayed[:-1], first)
+                yield replace(_block(workload, replayed[-1:], round), rounds=workload.rounds - round)
                 return
             before = state
-        if len(rows) == size:
-            yield _chunk(story, rows, first)
-            first, rows = round + 1, []
-    if rows:
-        yield _chunk(story, rows, first)
+        if len(replayed) == size:
+            yield _block(workload, replayed, first)
+            first, replayed = round + 1, []
+    if replayed:
+        yield _block(workload, replayed, first)
 
 
-def _chunk(story: Workload, rows: Sequence[ReplayedRound], first: int) -> RoundBlock:
-    """Rounds beside each other."""
-    stages = [_stage(story, [row.stages[number] for row in rows]) for number in range(len(rows[0].stages))]
-    sent = []
-    for level in range(1, story.tree.depth + 1):
-        counts = np.array([row.sent[level] for row in rows], dtype=np.float64).reshape(-1, 4).T
-        sent.append(LevelTraffic(*counts))
-    spent = tuple(row.spent for row in rows if row.spent is not None) if story.goes_on else ()
-    return RoundBlock(first, len(rows), tuple(stages), tuple(sent), spent)
+def _block(workload: Workload, rounds: Sequence[ReplayedRound], first: int) -> RoundBlock:
+    """Stack replayed rounds."""
+    numbers = range(len(rounds[0].stages))
+    stages = [_stage(workload, [replayed.stages[number] for replayed in rounds]) for number in numbers]
+    traffic = []
+    for level in range(1, workload.tree.depth + 1):
+        counts = np.array([replayed.traffic[level] for replayed in rounds], dtype=np.float64).reshape(-1, 4).T
+        traffic.append(LevelTraffic(*counts))
+    costs = tuple(replayed.costs for replayed in rounds if replayed.costs is not None)
+    return RoundBlock(first, len(rounds), tuple(stages), tuple(traffic), costs if workload.is_asynchronous else ())
 
 
-def _stage(story: Workload, same: Sequence[RowStage]) -> Stage:
-    """The same stage of several rounds."""
-    begin, end, *_, asked = same[0]
-    below, above = range(begin, story.tree.depth + 1), range(end, story.tree.depth + 1)
-    counters = {level: np.array([each[5][level] for each in same]) for level in same[0][5]}
-    is_look = bool(counters[story.tree.depth][0] >= GRADIENT_ROUND_OFFSET)
+def _stage(workload: Workload, stages: Sequence[RoundStage]) -> Stage:
+    """Stack the same stage of several rounds."""
+    begin, end, depth = stages[0].begin, stages[0].end, workload.tree.depth
+    below, above = range(begin, depth + 1), range(end, depth + 1)
+    counter = {level: np.array([stage.counter[level] for stage in stages]) for level in stages[0].counter}
+    is_gradient = bool(counter[depth][0] >= GRADIENT_ROUND_OFFSET)
+    selected = [stage.selected for stage in stages if stage.selected is not None]
     return Stage(
         begin=begin,
         end=end,
-        active={level: np.stack([each[2][level] for each in same]) for level in below},
-        down={level: _messages([each[3][level] for each in same]) for level in below},
-        up={level: _messages([each[4][level] for each in same]) for level in above},
-        counter=counters,
-        steps_N=np.ones_like(story.steps_N) if is_look else story.steps_N,
-        asked=None
-        if asked is None
-        else {level: np.stack([(each[6] or {})[level] for each in same]) for level in below},
+        active={level: np.stack([stage.active[level] for stage in stages]) for level in below},
+        downloads={level: _messages([stage.downloads[level] for stage in stages]) for level in below},
+        uploads={level: _messages([stage.uploads[level] for stage in stages]) for level in above},
+        counter=counter,
+        steps_N=np.ones_like(workload.steps_N) if is_gradient else workload.steps_N,
+        selected={level: np.stack([nodes[level] for nodes in selected]) for level in below} if selected else None,
     )
 
 
-def _messages(parts: Sequence[tuple]) -> Messages:
+def _messages(parts: Sequence[MessageCounts]) -> Messages:
     return Messages(*(np.stack([part[n] for part in parts]).astype(np.float64) for n in (0, 1)))
 
 
-def trace_round(story: Workload, round: int, clock: NetworkTimeline, watch: ActivityCallback) -> None:
-    """Let somebody see what every node does in one global round, counted from 0, with times from
-    its beginning."""
-    if not story.goes_on:
-        clock.spent(_stages_of(story, round, clock), 1, watch)
+def trace_round(workload: Workload, round: int, timeline: NetworkTimeline, callback: ActivityCallback) -> None:
+    """Emit the activities of all nodes in one global round, counted from 0, with times from its
+    start."""
+    if not workload.is_asynchronous:
+        timeline.round_costs(_stages_of_round(workload, round, timeline), 1, callback)
         return
-    machine, seen = WorkloadReplay(story, clock), list[Activity]()
+    replay, activities = WorkloadReplay(workload, timeline), list[Activity]()
     for _ in range(round):
-        machine.round(seen.append)
-        now = machine.walk.seconds_R[0]
-        seen = [each for each in seen if (each.end_RN > now)[each.who_RN].any()]
-    began = float(machine.walk.seconds_R[0])
-    machine.round(seen.append)
-    clock.see_rest(machine.walk)
-    ended = float(machine.walk.seconds_R[0])
-    for each in seen:
-        # what began before, or goes on afterwards, is cut off
-        begin_RN, end_RN = (np.broadcast_to(times, each.who_RN.shape) for times in (each.begin_RN, each.end_RN))
-        is_now_RN = (begin_RN <= ended) & ((begin_RN >= began) | (end_RN > began))
-        span = np.clip((begin_RN - began, end_RN - began), 0.0, ended - began)
-        watch(each._replace(begin_RN=span[0], end_RN=span[1], who_RN=each.who_RN & is_now_RN))
+        replay.next_round(activities.append)
+        seconds = replay.state.seconds_R[0]
+        activities = [activity for activity in activities if (activity.end_RN > seconds)[activity.active_RN].any()]
+    begin = float(replay.state.seconds_R[0])
+    replay.next_round(activities.append)
+    timeline.emit_rest(replay.state)
+    end = float(replay.state.seconds_R[0])
+    for activity in activities:
+        # activities that began before the round, or last longer, are cut off
+        shape = activity.active_RN.shape
+        begin_RN, end_RN = (np.broadcast_to(times, shape) for times in (activity.begin_RN, activity.end_RN))
+        in_round_RN = (begin_RN <= end) & ((begin_RN >= begin) | (end_RN > begin))
+        span = np.clip((begin_RN - begin, end_RN - begin), 0.0, end - begin)
+        active_RN = activity.active_RN & in_round_RN
+        callback(activity._replace(begin_RN=span[0], end_RN=span[1], active_RN=active_RN))
 
 
-def _stages_of(story: Workload, round: int, clock: NetworkTimeline) -> tuple[Stage, ...]:
-    """Those of one global round, counted from 0."""
-    for chunk in replay_rounds(replace(story, rounds=round + 1), clock):
-        place = round - chunk.first
-        if len(chunk.sent[0].bytes_up) < chunk.rounds:
-            return chunk.many(story.schedule, range(place, place + 1))
-        if place < chunk.rounds:
-            return tuple(_row_of(stage, place) for stage in chunk.stages)
-    raise AssertionError("a story has all its rounds")
+def _stages_of_round(workload: Workload, round: int, timeline: NetworkTimeline) -> tuple[Stage, ...]:
+    """Stages of one global round, counted from 0."""
+    for block in replay_rounds(replace(workload, rounds=round + 1), timeline):
+        row = round - block.first
+        if len(block.traffic[0].bytes_up) < block.rounds:
+            return block.repeated(workload.schedule, range(row, row + 1))
+        if row < block.rounds:
+            return tuple(_row_of(stage, row) for stage in block.stages)
+    raise AssertionError("a workload has all its rounds")
 
 
 def _row_of(stage: Stage, row: int) -> Stage:
-    one = slice(row, row + 1)
+    rows = slice(row, row + 1)
     return replace(
         stage,
-        active={level: rows[one] for level, rows in stage.active.items()},
-        down={level: Messages(*(rows[one] for rows in each)) for level, each in stage.down.items()},
-        up={level: Messages(*(rows[one] for rows in each)) for level, each in stage.up.items()},
-        counter={level: rows[one] for level, rows in stage.counter.items()},
-        asked=None if stage.asked is None else {level: rows[one] for level, rows in stage.asked.items()},
+        active={level: active_RN[rows] for level, active_RN in stage.active.items()},
+        downloads={level: Messages(*(values[rows] for values in sent)) for level, sent in stage.downloads.items()},
+        uploads={level: Messages(*(values[rows] for values in sent)) for level, sent in stage.uploads.items()},
+        counter={level: counter_R[rows] for level, counter_R in stage.counter.items()},
+        selected=None
+        if stage.selected is None
+        else {level: selected_RN[rows] for level, selected_RN in stage.selected.items()},
     )

@@ -19,91 +19,92 @@ POSITIVE = ("up_mbit_s", "down_mbit_s", "pipe_up_mbit_s", "pipe_down_mbit_s", "s
             "flops_per_sample", "slowdown")  # fmt: skip
 """Quantities that must be above 0; the others may be 0."""
 
-CHANCES = ("availability", "dropout")
+PROBABILITIES = ("availability", "dropout")
 
 SMALLEST, LARGEST = 1e-60, 1e60
-"""Of a quantity that must be above 0, and of any: so what is worked out from several of them is a
-number, too."""
+"""Bounds of quantities that must be above 0, and upper bound of all: products of several are
+finite, too."""
 
-LONGEST = 300
-"""Characters of a text."""
+MAX_TEXT_LENGTH = 300
+"""Maximum number of characters."""
 
 STEP_TIME = "how fast a leaf trains"
 
 
 @dataclass(frozen=True)
 class Tier:
-    """The edges of one level: each child's link to its parent, and what a parent does.
+    """Links of one level: each child's link to its parent, and what the parent does.
 
     A message takes `overhead_s` at its sender, then its bytes and `overhead_bytes` go over the
-    link, then `latency_s` and a jitter pass until it is there.
+    link, then `latency_s` and a jitter pass until it arrives.
     """
 
     name: str = ""
     up_mbit_s: Distribution | None = None
-    """Of the child's own link, towards its parent, in 10^6 bits per second."""
+    """Upload rate of the child's own link, in 10^6 bits per second."""
     down_mbit_s: Distribution | None = None
-    """The other way; drawn from what up is unless given."""
+    """Download rate; sampled from the distribution of the upload rate unless set."""
     latency_s: Distribution = ZERO
-    """One way."""
+    """One-way latency."""
     jitter_s: Distribution = ZERO
-    """Added to it, drawn anew for every message."""
+    """Addition to the latency, sampled for every message."""
     pipe_up_mbit_s: Distribution | None = None
-    """What a parent takes in from all children together: those that send at the same time share it
-    fairly. None: no limit."""
+    """Upload rate that all children of a parent share, fairly among simultaneous transfers; None:
+    no limit."""
     pipe_down_mbit_s: Distribution | None = None
-    """What a parent gives to all of them together."""
+    """Download rate that all children of a parent share."""
     overhead_bytes: Distribution = ZERO
-    """Of the protocol, per message."""
+    """Bytes of the protocol, per message."""
     overhead_s: Distribution = ZERO
     merge_s: Distribution = ZERO
-    """A parent's time for one meeting."""
+    """Seconds of an aggregation."""
     merge_s_per_child: Distribution = ZERO
-    """And for each child that came to it."""
+    """Additional seconds of an aggregation per update."""
     up_watts: Distribution = ZERO
-    """While a child sends."""
+    """Power while a child sends."""
     down_watts: Distribution = ZERO
-    """While a parent sends, per child."""
+    """Power while a parent sends, per child."""
     merge_watts: Distribution = ZERO
     money_per_gb_up: Distribution = ZERO
     money_per_gb_down: Distribution = ZERO
     parent_money_per_hour: Distribution = ZERO
-    """Of each parent, for as long as the run goes."""
+    """Money per hour of each parent, for the duration of the run."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """What trains: how long a step takes, and when the device is there at all."""
+    """Training device: duration of a step, and availability."""
 
     step_s: Distribution | None = None
-    """Seconds of one local step; else the time follows from the two below."""
+    """Seconds of one local step; otherwise they follow from the next two."""
     gflop_s: Distribution | None = None
-    """10^9 floating-point operations per second that training really gets."""
+    """Speed achieved in training, in 10^9 floating-point operations per second."""
     flops_per_sample: Distribution | None = None
-    """Of training, forward and backward; that of the run's model unless given."""
+    """Operations of training on one sample, forward and backward; those of the run's model unless
+    set."""
     slowdown: Distribution = ONE
-    """A factor of its computing, drawn anew for every meeting."""
+    """Factor of the compute time, sampled for every round."""
     pause_s: Distribution = ZERO
-    """Idle before it computes, drawn anew for every meeting."""
+    """Idle seconds before computing, sampled for every round."""
     availability: Distribution = ONE
-    """The chance that it is there when its parent has something for it; otherwise it comes back
+    """Probability that the device is online when its parent sends a model; otherwise it comes back
     after `away_s`. A synchronous parent waits."""
     away_s: Distribution = ZERO
     dropout: Distribution = ZERO
-    """The chance that its work is lost before it is sent, and is done again from the start."""
+    """Probability that its work is lost before it is sent, and is done again from the start."""
     watts: Distribution = ZERO
-    """While it computes."""
+    """Power while computing."""
     money_per_hour: Distribution = ZERO
-    """Of each leaf, for as long as the run goes."""
+    """Money per hour of each leaf, for the duration of the run."""
 
 
 LINK = ("up_mbit_s", "down_mbit_s", "latency_s", "jitter_s", "overhead_bytes", "overhead_s",
         "up_watts", "down_watts", "money_per_gb_up", "money_per_gb_down")  # fmt: skip
 """Quantities of a tier that belong to the child of an edge; the others are its parent's."""
 
-TIER = tuple(each.name for each in dataclasses.fields(Tier) if each.name != "name")
+TIER = tuple(field.name for field in dataclasses.fields(Tier) if field.name != "name")
 
-DEVICE = tuple(each.name for each in dataclasses.fields(Device))
+DEVICE = tuple(field.name for field in dataclasses.fields(Device))
 
 
 @dataclass(frozen=True)
@@ -112,23 +113,26 @@ class Network:
 
     name: str
     tiers: tuple[Tier, ...]
-    """Counted from the leaves; the last stands for all above."""
+    """Tiers from the leaves up; the last one is repeated for all levels above."""
     leaf: Device
     about: str = ""
     source: str = ""
     currency: str = ""
     direct: Tier | None = None
-    """The only edge level of a tree of depth 1, if it is not the first tier."""
+    """Tier for trees of depth 1, if it is not the first one."""
     nodes: tuple[tuple[str, tuple[tuple[str, Distribution], ...]], ...] = ()
-    """Names or patterns, each with the quantities that differ there; later ones win."""
+    """Changed quantities by names or patterns of nodes; later ones win."""
 
     @staticmethod
     def of(values: Mapping[str, Any], name: str = "network", folder: Path | None = None) -> Network:
-        """From nested tables, such as a parsed TOML file, in a folder that its files lie in."""
-        known = [each.name for each in dataclasses.fields(Network) if each.name != "tiers"] + ["tier"]
+        """Create a network from nested tables, such as a parsed TOML file.
+
+        folder: where files that the tables name are.
+        """
+        keys = [field.name for field in dataclasses.fields(Network) if field.name != "tiers"] + ["tier"]
         for key in values:
-            if key not in known:
-                raise unknown_name("network key", key, known)
+            if key not in keys:
+                raise unknown_name("network key", key, keys)
         tiers = values.get("tier", [])
         if isinstance(tiers, Mapping):
             tiers = [tiers]
@@ -136,17 +140,17 @@ class Network:
             raise InvalidInput("tier", tiers, "needs one [[tier]] at least: the leaves' links to their parents")
         direct = values.get("direct")
         return Network(
-            name=text("name", values.get("name", name)) or name,
-            tiers=tuple(_tier(f"tier {number}", each, folder) for number, each in enumerate(tiers, 1)),
+            name=check_text("name", values.get("name", name)) or name,
+            tiers=tuple(_tier(f"tier {number}", tier, folder) for number, tier in enumerate(tiers, 1)),
             leaf=_device(values.get("leaf", {}), folder),
             direct=None if direct is None else _tier("direct", direct, folder),
             nodes=_nodes(values.get("nodes", {}), folder),
-            **{key: text(key, values.get(key, "")) for key in ("about", "source", "currency")},
+            **{key: check_text(key, values.get(key, "")) for key in ("about", "source", "currency")},
         )
 
     @staticmethod
     def load(path: Path) -> Network:
-        """From a TOML file."""
+        """Read a network from a TOML file."""
         try:
             values = tomllib.loads(read_bounded(path).decode("utf-8-sig"))
         except (ValueError, RecursionError) as problem:
@@ -154,87 +158,87 @@ class Network:
         return Network.of(values, path.stem, path.parent)
 
     def as_tables(self) -> dict[str, Any]:
-        """Nested tables from which `of` makes the same again, without any file."""
+        """Nested tables from which `of` creates an equal network, without any file."""
         texts = {key: getattr(self, key) for key in ("name", "about", "source", "currency") if getattr(self, key)}
         return {
             **texts,
             "tier": [_table(tier) for tier in self.tiers],
             "leaf": _table(self.leaf),
             **({} if self.direct is None else {"direct": _table(self.direct)}),
-            "nodes": {pattern: {key: each.as_plain() for key, each in given} for pattern, given in self.nodes},
+            "nodes": {pattern: {key: value.to_plain() for key, value in changes} for pattern, changes in self.nodes},
         }
 
     @property
     def needs_flops(self) -> bool:
-        """Whether how long a step takes may depend on the model's operations."""
+        """Whether the duration of a step may depend on the operations of the model."""
         computes = self.leaf.gflop_s is not None and self.leaf.flops_per_sample is None
-        return computes or any(key == "gflop_s" for _, given in self.nodes for key, _ in given)
+        return computes or any(key == "gflop_s" for _, quantities in self.nodes for key, _ in quantities)
 
-    def is_like(self, other: Network) -> bool:
-        """Whether links and devices are the same, whatever it is called."""
-        return all(getattr(self, each) == getattr(other, each) for each in ("tiers", "leaf", "direct", "nodes"))
+    def same_parameters(self, other: Network) -> bool:
+        """Whether links and devices are equal; names and texts may differ."""
+        return all(getattr(self, name) == getattr(other, name) for name in ("tiers", "leaf", "direct", "nodes"))
 
     def tier(self, level: int, depth: int) -> Tier:
-        """That of an edge level, 1 for the root's, of a tree so deep."""
+        """Tier of an edge level, 1 for the root's, in a tree of this depth."""
         if depth == 1 and self.direct is not None:
             return self.direct
         return self.tiers[min(depth - level, len(self.tiers) - 1)]
 
-    def title(self, level: int, depth: int) -> str:
-        """What an edge level is called in tables."""
+    def level_name(self, level: int, depth: int) -> str:
+        """Name of an edge level in tables."""
         return self.tier(level, depth).name or f"level {level}"
 
 
 def _table(quantities: Tier | Device) -> dict[str, Any]:
-    """Those that are not as usual."""
-    found = {}
-    for each in dataclasses.fields(quantities):
-        value = getattr(quantities, each.name)
-        if value != each.default:
-            found[each.name] = value if isinstance(value, str) else value.as_plain()
-    return found
+    """Quantities whose value differs from the default."""
+    values = {}
+    for field in dataclasses.fields(quantities):
+        value = getattr(quantities, field.name)
+        if value != field.default:
+            values[field.name] = value if isinstance(value, str) else value.to_plain()
+    return values
 
 
-def text(key: str, value: object) -> str:
-    """A network's name, or what it says of itself."""
+def check_text(key: str, value: object) -> str:
+    """Check a name or text of a network."""
     if not isinstance(value, str):
         raise InvalidInput(key, value, "must be a text")
-    if not value.isprintable() or len(value) > LONGEST:
-        raise InvalidInput(key, value, f"must be a line of printable text, of at most {LONGEST} characters")
+    if not value.isprintable() or len(value) > MAX_TEXT_LENGTH:
+        raise InvalidInput(key, value, f"must be a line of printable text, of at most {MAX_TEXT_LENGTH} characters")
     return value
 
 
-def _filled(kind: Any, where: str, values: Any, folder: Path | None) -> dict[str, Any]:
+def _fields(kind: Any, where: str, values: Any, folder: Path | None) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         raise InvalidInput(where, values, "must be a table")
-    known = [each.name for each in dataclasses.fields(kind)]
+    keys = [field.name for field in dataclasses.fields(kind)]
     for key in values:
-        if key not in known:
-            raise unknown_name(f"{where} key", key, known)
+        if key not in keys:
+            raise unknown_name(f"{where} key", key, keys)
     return {
-        key: text(f"{where}.{key}", value) if key == "name" else _quantity(f"{where}.{key}", key, value, folder)
+        key: check_text(f"{where}.{key}", value) if key == "name" else _quantity(f"{where}.{key}", key, value, folder)
         for key, value in values.items()
     }
 
 
 def _quantity(where: str, key: str, value: Any, folder: Path | None) -> Distribution:
-    drawn = Distribution.of(where, value, folder)
-    if key == "dropout" and drawn.at(1.0) >= 1:
+    distribution = Distribution.of(where, value, folder)
+    if key == "dropout" and distribution.quantile_at(1.0) >= 1:
         raise InvalidInput(where, value, "must be a finite number at least 0 and below 1")
     if key in POSITIVE:
-        return drawn.within(where, above=0).within(where, at_least=SMALLEST, at_most=LARGEST)
-    return drawn.within(where, at_least=0, at_most=1 if key in CHANCES else LARGEST)
+        return distribution.check_bounds(where, above=0).check_bounds(where, at_least=SMALLEST, at_most=LARGEST)
+    return distribution.check_bounds(where, at_least=0, at_most=1 if key in PROBABILITIES else LARGEST)
 
 
 def _tier(where: str, values: Any, folder: Path | None) -> Tier:
-    tier = Tier(**_filled(Tier, where, values, folder))
+    tier = Tier(**_fields(Tier, where, values, folder))
     if tier.up_mbit_s is None:
         raise InvalidInput(where, dict(values), "needs up_mbit_s, the bandwidth of a child's link")
     return dataclasses.replace(tier, down_mbit_s=tier.down_mbit_s or tier.up_mbit_s)
 
 
 def _device(values: Any, folder: Path | None) -> Device:
-    device = Device(**_filled(Device, "leaf", values, folder))
+    device = Device(**_fields(Device, "leaf", values, folder))
     if (device.step_s is None) == (device.gflop_s is None):
         raise InvalidInput("leaf", dict(values), f"needs either step_s or gflop_s: {STEP_TIME}")
     return device
@@ -243,19 +247,19 @@ def _device(values: Any, folder: Path | None) -> Device:
 def _nodes(values: Any, folder: Path | None) -> tuple[tuple[str, tuple[tuple[str, Distribution], ...]], ...]:
     if not isinstance(values, Mapping):
         raise InvalidInput("nodes", values, 'must be tables, such as [nodes."paris/*"]')
-    found = []
-    for pattern, given in values.items():
+    nodes = []
+    for pattern, table in values.items():
         where = f"nodes.{pattern}"
-        if not isinstance(given, Mapping):
-            raise InvalidInput(where, given, "must be a table")
-        for key in given:
+        if not isinstance(table, Mapping):
+            raise InvalidInput(where, table, "must be a table")
+        for key in table:
             if key not in (*TIER, *DEVICE):
                 raise unknown_name(f"{where} key", key, (*TIER, *DEVICE))
-        if "step_s" in given and "gflop_s" in given:
-            raise InvalidInput(where, dict(given), f"takes either step_s or gflop_s: {STEP_TIME}")
-        quantities = tuple((key, _quantity(f"{where}.{key}", key, value, folder)) for key, value in given.items())
-        found.append((pattern, quantities))
-    return tuple(found)
+        if "step_s" in table and "gflop_s" in table:
+            raise InvalidInput(where, dict(table), f"takes either step_s or gflop_s: {STEP_TIME}")
+        quantities = tuple((key, _quantity(f"{where}.{key}", key, value, folder)) for key, value in table.items())
+        nodes.append((pattern, quantities))
+    return tuple(nodes)
 
 
 FOLDER = Path(__file__).parent / "presets"
@@ -265,29 +269,31 @@ NetworkLike = Network | str | Path | Mapping[str, Any]
 
 
 def presets() -> list[str]:
-    """Their names."""
+    """Names of the presets."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
-def network(given: NetworkLike, field: str = "--network") -> Network:
-    """A network by its preset's name, from a TOML file, or from tables; a table with a name and
-    nothing of a network's own is that preset or file, about which it may say something else."""
-    if isinstance(given, Network):
-        return given
-    if isinstance(given, Mapping):
-        if "name" not in given or not {"name", "about", "source"}.issuperset(given):
-            return Network.of(given)
-        named = network(given["name"], field)
-        about, source = (text(key, given.get(key, getattr(named, key))) for key in ("about", "source"))
+def network(value: NetworkLike, field: str = "--network") -> Network:
+    """Create a network from the name of a preset, a TOML file, or tables.
+
+    Tables with a name and nothing but texts are the preset or file of that name with these texts.
+    """
+    if isinstance(value, Network):
+        return value
+    if isinstance(value, Mapping):
+        if "name" not in value or not {"name", "about", "source"}.issuperset(value):
+            return Network.of(value)
+        named = network(value["name"], field)
+        about, source = (check_text(key, value.get(key, getattr(named, key))) for key in ("about", "source"))
         return dataclasses.replace(named, about=about, source=source)
-    if not isinstance(given, str | Path):
-        raise InvalidInput(field, given, "must be a preset's name, the path of a .toml file, or tables")
-    if isinstance(given, str) and given in presets():
-        return Network.load(FOLDER / f"{given}.toml")
-    path = Path(given)
+    if not isinstance(value, str | Path):
+        raise InvalidInput(field, value, "must be a preset's name, the path of a .toml file, or tables")
+    if isinstance(value, str) and value in presets():
+        return Network.load(FOLDER / f"{value}.toml")
+    path = Path(value)
     if path.suffix == ".toml":
         if not path.is_file():
             raise InvalidInput(field, path, "no such file")
         return Network.load(path)
-    problem = unknown_name(field, str(given), presets())
-    raise InvalidInput(field, str(given), f"{problem.allowed}; or the path of a .toml file")
+    problem = unknown_name(field, str(value), presets())
+    raise InvalidInput(field, str(value), f"{problem.allowed}; or the path of a .toml file")

@@ -1,4 +1,7 @@
-"""Time line of a global round: download, compute, upload, wait, aggregate."""
+"""Time line of a global round: download, compute, upload, wait, aggregate.
+
+Shape suffixes: R global rounds, N nodes of a level, M nodes of the level above, F phases.
+"""
 
 from __future__ import annotations
 
@@ -10,366 +13,423 @@ import numpy as np
 
 from stratafl.network.instance import NetworkInstance
 from stratafl.network.links import SiblingGroups
-from stratafl.network.waiting import WAIT_FOR_ALL, WaitPolicy, close_round
+from stratafl.network.waiting import WAIT_FOR_ALL, ClosedRound, WaitPolicy, close_round
+
+OFFLINE, COMPUTE, DOWNLOAD, UPLOAD, WAIT, AGGREGATE, SUBTREE = PARTS = (
+    "away", "compute", "down", "up", "wait", "merge", "work",
+)  # fmt: skip
+
+Part = tuple[str, int]
+"""Kind of activity and its edge level; the leaves' level for offline and compute."""
 
 
 class Phase(NamedTuple):
-    """A part of a child's way, which ends at these times."""
+    """Step of a child's work in a round."""
 
-    what: str
+    kind: str
     end_RN: np.ndarray
 
 
 class PendingReport(NamedTuple):
-    """What a child sends in the end."""
+    """Update that a child sends at the end of its work."""
 
     begin_RN: np.ndarray
     bytes_RN: np.ndarray
     delay_RN: np.ndarray
-    """Between the last byte's sending and its arrival."""
-    full_RN: np.ndarray
-    """Whether there is a model in it."""
+    """Seconds between sending the last byte and its arrival."""
+    has_model_RN: np.ndarray
+    """Whether the update contains a model."""
 
 
 @dataclass(eq=False)
 class InFlightWork:
-    """Of all nodes of a level; only those of which `is_RN` is true mean anything."""
+    """Work in progress at one level; entries are valid where `active_RN` is true."""
 
-    is_RN: np.ndarray
-    whats: tuple[str, ...]
+    active_RN: np.ndarray
+    phases: tuple[str, ...]
     bounds_FRN: np.ndarray
-    """When each phase begins; the last entry is when the report was ready."""
+    """Start of each phase; the last entry is when the update was ready."""
     report: PendingReport
 
     @staticmethod
-    def begun(
+    def started(
         before: InFlightWork | None,
-        who_RN: np.ndarray,
-        told_RN: np.ndarray,
+        starting_RN: np.ndarray,
+        sent_at_RN: np.ndarray,
         phases: Sequence[Phase],
         report: PendingReport,
     ) -> InFlightWork:
-        """With those in the mask at the beginning of their way."""
-        shape = who_RN.shape
-        whats = tuple(phase.what for phase in phases)
-        bounds = np.stack([np.broadcast_to(each, shape) for each in (told_RN, *(phase.end_RN for phase in phases))])
-        new = PendingReport(*(np.broadcast_to(each, shape).copy() for each in report))
+        """Add the work of nodes that start now. sent_at_RN: when their parents send them a
+        model."""
+        shape, kinds = starting_RN.shape, tuple(phase.kind for phase in phases)
+        times = sent_at_RN, *(phase.end_RN for phase in phases)
+        bounds_FRN = np.stack([np.broadcast_to(time_RN, shape) for time_RN in times])
+        new = PendingReport(*(np.broadcast_to(values_RN, shape).copy() for values_RN in report))
         if before is None:
-            return InFlightWork(who_RN.copy(), whats, bounds, new)
-        mixed = PendingReport(*(np.where(who_RN, one, other) for one, other in zip(new, before.report, strict=True)))
-        return InFlightWork(before.is_RN | who_RN, whats, np.where(who_RN, bounds, before.bounds_FRN), mixed)
+            return InFlightWork(starting_RN.copy(), kinds, bounds_FRN, new)
+        reports = PendingReport(
+            *(np.where(starting_RN, one, other) for one, other in zip(new, before.report, strict=True))
+        )
+        bounds_FRN = np.where(starting_RN, bounds_FRN, before.bounds_FRN)
+        return InFlightWork(before.active_RN | starting_RN, kinds, bounds_FRN, reports)
 
-    def spans(self, heard_RN: np.ndarray) -> list[tuple[str, np.ndarray, np.ndarray]]:
-        """What each does from when to when, until its report is heard; the way up comes last."""
-        own = [(what, self.bounds_FRN[n], self.bounds_FRN[n + 1]) for n, what in enumerate(self.whats)]
-        return [*own, ("up", self.bounds_FRN[-1], heard_RN)]
+    def intervals(self, arrival_RN: np.ndarray) -> list[tuple[str, np.ndarray, np.ndarray]]:
+        """Kind, start and end of each phase, ending with the upload."""
+        phases = [(kind, self.bounds_FRN[n], self.bounds_FRN[n + 1]) for n, kind in enumerate(self.phases)]
+        return [*phases, (UPLOAD, self.bounds_FRN[-1], arrival_RN)]
 
-    def merged(self, came_RN: np.ndarray, left_RN: np.ndarray, sent_RN: np.ndarray, closed_RN: np.ndarray) -> None:
-        """Without those that were heard; the others' transfers go on with what is left of them, and
-        are over where nothing is."""
-        begin_RN = np.where(left_RN > 0, np.maximum(self.report.begin_RN, closed_RN), sent_RN)
-        self.is_RN = self.is_RN & ~came_RN
-        self.report = self.report._replace(begin_RN=begin_RN, bytes_RN=left_RN)
-
-
-AWAY, COMPUTE, DOWN, UP, WAIT, MERGE, WORK = PARTS = ("away", "compute", "down", "up", "wait", "merge", "work")
-
-Part = tuple[str, int]
-"""What time goes into, and on which edge level; the leaves' for away and compute."""
+    def after_aggregation(
+        self, arrived_RN: np.ndarray, remaining_RN: np.ndarray, upload_end_RN: np.ndarray, closed_RN: np.ndarray
+    ) -> None:
+        """Remove the work that was aggregated; other uploads continue with their remaining
+        bytes."""
+        begin_RN = np.where(remaining_RN > 0, np.maximum(self.report.begin_RN, closed_RN), upload_end_RN)
+        self.active_RN = self.active_RN & ~arrived_RN
+        self.report = self.report._replace(begin_RN=begin_RN, bytes_RN=remaining_RN)
 
 
 class Messages(NamedTuple):
-    """What goes over one edge level in one direction in a stage."""
+    """Messages over one edge level in one direction during a stage."""
 
     count_RN: np.ndarray
     bytes_RN: np.ndarray
-    """Without what the protocol adds."""
+    """Bytes of the content, without protocol overhead."""
 
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """A part of a global round, of several rounds at once."""
+    """Part of a global round, for several rounds at once."""
 
     begin: int
-    """Edge levels from this to the leaves' begin a round of theirs."""
+    """Edge levels from this one to the leaves' begin a round."""
     end: int
-    """Edge levels from the leaves' up to this one meet after it."""
+    """Edge levels from the leaves' up to this one synchronise after the stage."""
     active: dict[int, np.ndarray]
-    """By level that begins: who takes part (R x N), and is heard in time."""
-    down: dict[int, Messages]
-    """By level that begins."""
-    up: dict[int, Messages]
-    """By level that meets."""
+    """Nodes that take part and arrive in time (R x N), by level that begins."""
+    downloads: dict[int, Messages]
+    """Messages to the children, by level that begins."""
+    uploads: dict[int, Messages]
+    """Messages to the parents, by level that synchronises."""
     counter: dict[int, np.ndarray]
-    """By level: the number of its round in the run (R), from which what varies is drawn."""
+    """Number of each level's round in the run (R), from which random quantities are drawn."""
     steps_N: np.ndarray
-    """Of each leaf."""
-    asked: dict[int, np.ndarray] | None = None
-    """By level that begins: who was asked and works, also in vain, where anybody can be late."""
+    """Local steps of each leaf."""
+    selected: dict[int, np.ndarray] | None = None
+    """Nodes that were selected and work, also in vain, by level that begins; None without late
+    nodes."""
 
     def working(self, level: int) -> np.ndarray:
-        """Who works on a level, whether it counts or not."""
-        return self.active[level] if self.asked is None else self.asked[level]
+        """Nodes of a level that work, whether their update is used or not."""
+        return self.active[level] if self.selected is None else self.selected[level]
 
 
 @dataclass(frozen=True, eq=False)
 class RoundCosts:
-    """What global rounds took, each by itself (R)."""
+    """Time and energy of global rounds, one entry per round (R)."""
 
     seconds: np.ndarray
     parts: dict[Part, np.ndarray]
-    """Seconds by what they went into; they add up to all."""
+    """Seconds by activity; they add up to all seconds."""
     joules: np.ndarray
 
 
 class Activity(NamedTuple):
-    """What one kind of thing did on a level, for a picture of the time line."""
+    """Activity of one kind of the nodes of a level, for a chart of the time line."""
 
-    what: str
+    kind: str
     level: int
     begin_RN: np.ndarray
     end_RN: np.ndarray
-    who_RN: np.ndarray
+    active_RN: np.ndarray
 
 
 ActivityCallback = Callable[[Activity], None]
 
 
 @dataclass(eq=False)
-class _Sums:
-    """What is added up in the course of a round."""
+class _RoundTotals:
+    """Time and energy summed over the stages of a round."""
 
     rounds: int
-    watch: ActivityCallback | None
+    callback: ActivityCallback | None
     parts: dict[Part, np.ndarray] = field(default_factory=dict)
     joules_R: np.ndarray = field(init=False)
-    work_RN: np.ndarray = field(init=False)
-    """Seconds for which each leaf computes in the stage under way."""
+    compute_RN: np.ndarray = field(init=False)
+    """Seconds for which each leaf computes in the current stage."""
 
     def __post_init__(self) -> None:
         self.joules_R = np.zeros(self.rounds)
 
-    def part(self, what: str, level: int, weight_RN: np.ndarray, seconds_RN: np.ndarray) -> None:
-        spent_R = (weight_RN * seconds_RN).sum(axis=1)
-        self.parts[what, level] = self.parts.get((what, level), np.zeros(self.rounds)) + spent_R
+    def add_time(self, kind: str, level: int, share_RN: np.ndarray, seconds_RN: np.ndarray) -> None:
+        seconds_R = (share_RN * seconds_RN).sum(axis=1)
+        self.parts[kind, level] = self.parts.get((kind, level), np.zeros(self.rounds)) + seconds_R
 
-    def see(self, what: str, level: int, begin_RN: np.ndarray, end_RN: np.ndarray, who_RN: np.ndarray) -> None:
-        if self.watch is not None:
-            self.watch(Activity(what, level, begin_RN, end_RN, who_RN))
+    def emit(self, kind: str, level: int, begin_RN: np.ndarray, end_RN: np.ndarray, active_RN: np.ndarray) -> None:
+        if self.callback is not None:
+            self.callback(Activity(kind, level, begin_RN, end_RN, active_RN))
 
 
 class TimelineState:
-    """Where global rounds stand that are gone through stage by stage."""
+    """State of the time line between two stages of a round."""
 
-    def __init__(self, rounds: int, watch: ActivityCallback | None = None):
-        self.sums = _Sums(rounds, watch)
+    def __init__(self, rounds: int, callback: ActivityCallback | None = None):
+        self.totals = _RoundTotals(rounds, callback)
         self.ready: dict[int, np.ndarray] = {0: np.zeros((rounds, 1))}
-        """By level: since when each node has what it hands out or works on."""
-        self.opened: dict[int, np.ndarray] = {}
-        """By edge level: when the parents' meetings opened."""
-        self.weight: dict[int, np.ndarray] = {0: np.ones((rounds, 1))}
-        self.open: dict[int, np.ndarray] = {0: np.ones((rounds, 1), dtype=bool)}
-        """By level: who works, and holds meetings."""
+        """When each node has the model that it hands out or trains, by level."""
+        self.round_opened: dict[int, np.ndarray] = {}
+        """When the parents' rounds opened, by edge level."""
+        self.round_closed: dict[int, np.ndarray] = {}
+        """When the parents' last rounds closed, by edge level at which late updates are applied."""
+        self.share: dict[int, np.ndarray] = {0: np.ones((rounds, 1))}
+        """Weight of each node's time in the mean over the nodes of its level."""
+        self.working: dict[int, np.ndarray] = {0: np.ones((rounds, 1), dtype=bool)}
+        """Nodes that work and hold rounds of their own, by level."""
         self.phases: dict[int, list[Phase]] = {}
-        """By edge level: what those do that begin, until they report."""
-        self.flights: dict[int, InFlightWork] = {}
-        """By edge level at which late work counts."""
-        self.closed: dict[int, np.ndarray] = {}
-        """Likewise, when the parents' last meetings closed."""
+        """Phases of the nodes that begin, until they report, by edge level."""
+        self.in_flight: dict[int, InFlightWork] = {}
+        """Work in progress, by edge level at which late updates are applied."""
 
-    def begin_round(self, watch: ActivityCallback | None = None) -> float:
-        """Forget what the rounds before came to; the time at which this one begins."""
-        self.sums = _Sums(1, watch)
+    def begin_round(self, callback: ActivityCallback | None = None) -> float:
+        """Reset the totals and return the time at which the new round begins."""
+        self.totals = _RoundTotals(1, callback)
         return float(self.seconds_R[0])
 
     @property
     def seconds_R(self) -> np.ndarray:
-        """Since the beginning, once the root has met."""
+        """Seconds since the beginning, once the root has aggregated."""
         return self.ready[0][:, 0]
 
 
+class _UploadTiming(NamedTuple):
+    """Times of the children's uploads; all of them in seconds of the round (R x N)."""
+
+    ready_RN: np.ndarray
+    start_RN: np.ndarray
+    upload_end_RN: np.ndarray
+    received_RN: np.ndarray
+    closed_RN: np.ndarray
+
+
 class NetworkTimeline:
-    """A network on a tree, ready to say how long rounds take."""
+    """Time line of rounds on one network and tree."""
 
-    def __init__(self, placed: NetworkInstance, wait: Sequence[WaitPolicy] = ()):
-        """wait: whom parents wait for, per edge level, root first; all unless given."""
-        self.placed, self.tree = placed, placed.tree
-        self.wait = tuple(wait) or (WAIT_FOR_ALL,) * placed.tree.depth
-        self._families = [SiblingGroups(self.tree, level) for level in range(1, self.tree.depth + 1)]
+    def __init__(self, instance: NetworkInstance, wait: Sequence[WaitPolicy] = ()):
+        """wait: waiting policy of each edge level, root first; without it parents wait for all."""
+        self.instance, self.tree = instance, instance.tree
+        self.wait = tuple(wait) or (WAIT_FOR_ALL,) * instance.tree.depth
+        self._siblings = [SiblingGroups(self.tree, level) for level in range(1, self.tree.depth + 1)]
 
-    def spent(self, stages: Sequence[Stage], rounds: int, watch: ActivityCallback | None = None) -> RoundCosts:
-        """What so many global rounds take that have these stages."""
-        walk = TimelineState(rounds, watch)
+    def round_costs(self, stages: Sequence[Stage], rounds: int, callback: ActivityCallback | None = None) -> RoundCosts:
+        """Play the stages of global rounds and return their time and energy."""
+        state = TimelineState(rounds, callback)
         for stage in stages:
-            self.advance(walk, stage)
-        return RoundCosts(walk.seconds_R, walk.sums.parts, walk.sums.joules_R)
+            self.play_stage(state, stage)
+        return RoundCosts(state.seconds_R, state.totals.parts, state.totals.joules_R)
 
-    def advance(self, walk: TimelineState, stage: Stage) -> dict[int, np.ndarray]:
-        """Go through a stage; by level that met, who was heard in time (R x N)."""
-        tree, ready, weight, sums = self.tree, walk.ready, walk.weight, walk.sums
+    def play_stage(self, state: TimelineState, stage: Stage) -> dict[int, np.ndarray]:
+        """Advance the state by a stage; returns the nodes that arrived in time (R x N) by level."""
+        tree, ready, share = self.tree, state.ready, state.share
         for level in range(stage.begin, tree.depth + 1):
-            families, active_RN = self._families[level - 1], stage.active[level]
-            count_RM = families.sum(active_RN.astype(np.float64))
-            weight[level] = families.spread(weight[level - 1] / np.maximum(count_RM, 1)) * active_RN
-            if self.wait[level - 1].counts_late:
-                # counted when its meetings close, for whoever is under way then
-                weight[level] = np.zeros_like(weight[level])
-            walk.opened[level], walk.open[level] = ready[level - 1], stage.working(level)
-            ready[level], walk.phases[level] = self._down(stage, level, ready[level - 1], weight[level], sums)
-        done, phases = self._compute(stage, ready[tree.depth], weight[tree.depth], sums)
-        walk.phases[tree.depth] += phases
-        came = {}
+            siblings, active_RN = self._siblings[level - 1], stage.active[level]
+            count_RM = siblings.sum(active_RN.astype(np.float64))
+            share[level] = siblings.to_children(share[level - 1] / np.maximum(count_RM, 1)) * active_RN
+            if self.wait[level - 1].applies_late_updates:
+                # counted when the level's rounds close, for the nodes that are at work then
+                share[level] = np.zeros_like(share[level])
+            state.round_opened[level], state.working[level] = ready[level - 1], stage.working(level)
+            ready[level], state.phases[level] = self._download(stage, level, state)
+        done_RN, phases = self._compute(stage, state)
+        state.phases[tree.depth] += phases
+        arrived = {}
         for level in range(tree.depth, stage.end - 1, -1):
-            up = self._up_later if self.wait[level - 1].counts_late else self._up
-            came[level], done = up(stage, level, done, walk)
-        ready[stage.end - 1] = done
-        return came
+            is_asynchronous = self.wait[level - 1].applies_late_updates
+            upload = self._upload_asynchronously if is_asynchronous else self._upload
+            arrived[level], done_RN = upload(stage, level, done_RN, state)
+        ready[stage.end - 1] = done_RN
+        return arrived
 
-    def _down(
-        self, stage: Stage, level: int, ready_RM: np.ndarray, weight_RN: np.ndarray, sums: _Sums
-    ) -> tuple[np.ndarray, list[Phase]]:
-        """When each child has what its parent gave; who gets nothing has it already."""
-        edges, families = self.placed.edge(level), self._families[level - 1]
-        messages, active_RN = stage.down[level], stage.working(level)
-        told_RN = ready_RM[:, self.tree.parents[level]]
-        away_RN = self._away(stage.counter[level]) if level == self.tree.depth else np.zeros((1, 1))
-        there_RN = messages.count_RN > 0
-        begin_RN = told_RN + away_RN + messages.count_RN * edges.overhead_s_N
-        size_RN = messages.bytes_RN + messages.count_RN * edges.overhead_bytes_N
-        # who does not take part is nobody's hurry, and gets what the pipe has to spare
-        sent_RN = families.transfer(begin_RN, size_RN, edges.down_N, edges.pipe_down_M, there_RN & active_RN)
-        sent_RN = np.where(there_RN & ~active_RN, begin_RN + size_RN / edges.down_N, sent_RN)
-        delay_RN = edges.latency_N + edges.jitter.each(self.placed.seed, 2 * stage.counter[level])
-        got_RN = np.where(there_RN, sent_RN + delay_RN, told_RN + away_RN)
-        sums.part(DOWN, level, weight_RN, got_RN - told_RN - away_RN)
+    def _download(self, stage: Stage, level: int, state: TimelineState) -> tuple[np.ndarray, list[Phase]]:
+        """Send the parents' messages; returns when each child can go on (R x N), and its phases."""
+        link, siblings, totals = self.instance.link(level), self._siblings[level - 1], state.totals
+        downloads, working_RN = stage.downloads[level], stage.working(level)
+        sent_at_RN = state.ready[level - 1][:, self.tree.parents[level]]
+        offline_RN = self._offline_time(stage.counter[level]) if level == self.tree.depth else np.zeros((1, 1))
+        is_sent_RN = downloads.count_RN > 0
+        start_RN = sent_at_RN + offline_RN + downloads.count_RN * link.overhead_s_N
+        bytes_RN = downloads.bytes_RN + downloads.count_RN * link.overhead_bytes_N
+        # a child that does not take part is in no hurry, and gets what the shared link has to spare
+        download_end_RN = siblings.transfer_end_times(
+            start_RN, bytes_RN, link.down_N, link.pipe_down_M, is_sent_RN & working_RN
+        )
+        download_end_RN = np.where(is_sent_RN & ~working_RN, start_RN + bytes_RN / link.down_N, download_end_RN)
+        delay_RN = link.latency_N + link.jitter.sample_per_round(self.instance.seed, 2 * stage.counter[level])
+        received_RN = np.where(is_sent_RN, download_end_RN + delay_RN, sent_at_RN + offline_RN)
+        totals.add_time(DOWNLOAD, level, state.share[level], received_RN - sent_at_RN - offline_RN)
         if level == self.tree.depth:
-            sums.part(AWAY, level, weight_RN, np.broadcast_to(away_RN, told_RN.shape))
-        sums.joules_R += ((sent_RN - begin_RN) * there_RN * edges.down_watts_N).sum(axis=1)
-        sums.see(AWAY, level, told_RN, told_RN + away_RN, active_RN & (away_RN > 0))
-        sums.see(DOWN, level, told_RN + away_RN, got_RN, active_RN & there_RN)
-        return got_RN, [Phase(AWAY, told_RN + away_RN), Phase(DOWN, got_RN)]
+            totals.add_time(OFFLINE, level, state.share[level], np.broadcast_to(offline_RN, sent_at_RN.shape))
+        totals.joules_R += ((download_end_RN - start_RN) * is_sent_RN * link.down_watts_N).sum(axis=1)
+        totals.emit(OFFLINE, level, sent_at_RN, sent_at_RN + offline_RN, working_RN & (offline_RN > 0))
+        totals.emit(DOWNLOAD, level, sent_at_RN + offline_RN, received_RN, working_RN & is_sent_RN)
+        return received_RN, [Phase(OFFLINE, sent_at_RN + offline_RN), Phase(DOWNLOAD, received_RN)]
 
-    def _away(self, counter_R: np.ndarray) -> np.ndarray:
-        """How long leaves are away that are asked to take part."""
-        devices, seed = self.placed.devices, self.placed.seed
+    def _offline_time(self, counter_R: np.ndarray) -> np.ndarray:
+        """Seconds for which selected leaves are offline."""
+        devices, seed = self.instance.devices, self.instance.seed
         if (devices.availability_N == 1).all():
             return np.zeros((1, 1))
-        is_away_RN = devices.chances[0].each(seed, counter_R) >= devices.availability_N
-        return is_away_RN * devices.away.each(seed, counter_R)
+        is_offline_RN = devices.chances[0].sample_per_round(seed, counter_R) >= devices.availability_N
+        return is_offline_RN * devices.away.sample_per_round(seed, counter_R)
 
-    def _compute(
-        self, stage: Stage, ready_RN: np.ndarray, weight_RN: np.ndarray, sums: _Sums
-    ) -> tuple[np.ndarray, list[Phase]]:
-        """When each leaf has made its steps."""
-        devices, seed, level = self.placed.devices, self.placed.seed, self.tree.depth
-        counter_R, active_RN = stage.counter[level], stage.working(level)
-        pause_RN = devices.pause.each(seed, counter_R)
-        work_RN = stage.steps_N * devices.step_s_N * devices.slowdown.each(seed, counter_R)
+    def _compute(self, stage: Stage, state: TimelineState) -> tuple[np.ndarray, list[Phase]]:
+        """Compute the leaves' local steps; returns when each leaf is done (R x N), and its
+        phases."""
+        devices, seed, level, totals = self.instance.devices, self.instance.seed, self.tree.depth, state.totals
+        ready_RN, share_RN = state.ready[level], state.share[level]
+        counter_R, working_RN = stage.counter[level], stage.working(level)
+        pause_RN = devices.pause.sample_per_round(seed, counter_R)
+        compute_RN = stage.steps_N * devices.step_s_N * devices.slowdown.sample_per_round(seed, counter_R)
         if (devices.dropout_N > 0).any():
-            # lost k times with the probability dropout^k
-            chance_RN = np.maximum(devices.chances[1].each(seed, counter_R), np.finfo(np.float64).tiny)
-            lost_N = np.where(devices.dropout_N > 0, devices.dropout_N, 0.5)
-            times_RN = np.floor(np.log(chance_RN) / np.log(lost_N)) * (devices.dropout_N > 0)
-            work_RN = work_RN * (1 + times_RN)
-        sums.part(AWAY, level, weight_RN, pause_RN)
-        sums.part(COMPUTE, level, weight_RN, work_RN)
-        sums.work_RN = work_RN * active_RN
-        sums.joules_R += (sums.work_RN * devices.watts_N).sum(axis=1)
-        begin_RN, end_RN = ready_RN + pause_RN, ready_RN + pause_RN + work_RN
-        sums.see(AWAY, level, ready_RN, begin_RN, active_RN & (pause_RN > 0))
-        sums.see(COMPUTE, level, begin_RN, end_RN, active_RN)
-        return end_RN, [Phase(AWAY, begin_RN), Phase(COMPUTE, end_RN)]
+            # work is lost k times with the probability dropout^k
+            chance_RN = np.maximum(devices.chances[1].sample_per_round(seed, counter_R), np.finfo(np.float64).tiny)
+            dropout_N = np.where(devices.dropout_N > 0, devices.dropout_N, 0.5)
+            losses_RN = np.floor(np.log(chance_RN) / np.log(dropout_N)) * (devices.dropout_N > 0)
+            compute_RN = compute_RN * (1 + losses_RN)
+        totals.add_time(OFFLINE, level, share_RN, pause_RN)
+        totals.add_time(COMPUTE, level, share_RN, compute_RN)
+        totals.compute_RN = compute_RN * working_RN
+        totals.joules_R += (totals.compute_RN * devices.watts_N).sum(axis=1)
+        start_RN, end_RN = ready_RN + pause_RN, ready_RN + pause_RN + compute_RN
+        totals.emit(OFFLINE, level, ready_RN, start_RN, working_RN & (pause_RN > 0))
+        totals.emit(COMPUTE, level, start_RN, end_RN, working_RN)
+        return end_RN, [Phase(OFFLINE, start_RN), Phase(COMPUTE, end_RN)]
 
-    def _up(self, stage: Stage, level: int, done_RN: np.ndarray, walk: TimelineState) -> tuple[np.ndarray, np.ndarray]:
-        """Who came in time, and when each parent has merged that; one to whom nobody comes has
-        nothing to do."""
-        edges, families = self.placed.edge(level), self._families[level - 1]
-        messages, weight, sums = stage.up[level], walk.weight, walk.sums
-        there_RN = messages.count_RN > 0
-        begin_RN = done_RN + messages.count_RN * edges.overhead_s_N
-        size_RN = messages.bytes_RN + messages.count_RN * edges.overhead_bytes_N
-        sent_RN = families.transfer(begin_RN, size_RN, edges.up_N, edges.pipe_up_M, there_RN)
-        delay_RN = edges.latency_N + edges.jitter.each(self.placed.seed, 2 * stage.counter[level] + 1)
-        policy = self.wait[level - 1]
-        full_RN, heard_RN = messages.bytes_RN > 0, sent_RN + delay_RN
-        came_RN, count_RM, last_RM = close_round(policy, families, heard_RN, there_RN, full_RN, walk.opened[level])
-        merge_RM = np.where(count_RM > 0, edges.merge_s_M + count_RM * edges.merge_s_per_child_M, 0.0)
-        got_RN = np.where(there_RN, heard_RN, done_RN)
-        last_RN = families.spread(last_RM)
-        if not policy.is_all:
-            # who is late stops when the meeting closes
-            got_RN, sent_RN = (np.where(there_RN, np.minimum(each, last_RN), each) for each in (got_RN, sent_RN))
-            before_RN = done_RN
-            done_RN, begin_RN = np.minimum(done_RN, got_RN), np.minimum(begin_RN, sent_RN)
-            if level == self.tree.depth:
-                unmade_RN = np.minimum(sums.work_RN, before_RN - done_RN) * there_RN
-                sums.joules_R -= (unmade_RN * self.placed.devices.watts_N).sum(axis=1)
-        sums.part(UP, level, weight[level], got_RN - done_RN)
-        sums.part(WAIT, level, weight[level], np.where(came_RN, last_RN - got_RN, 0.0))
-        sums.part(MERGE, level, weight[level - 1], merge_RM)
-        sums.joules_R += ((sent_RN - begin_RN) * there_RN * edges.up_watts_N).sum(axis=1)
-        sums.joules_R += (merge_RM * edges.merge_watts_M).sum(axis=1)
-        sums.see(UP, level, done_RN, got_RN, there_RN)
-        sums.see(WAIT, level, got_RN, last_RN, came_RN)
-        sums.see(MERGE, level, last_RM, last_RM + merge_RM, count_RM > 0)
-        return came_RN, last_RM + merge_RM
-
-    def _up_later(
-        self, stage: Stage, level: int, done_RN: np.ndarray, walk: TimelineState
+    def _upload(
+        self, stage: Stage, level: int, ready_RN: np.ndarray, state: TimelineState
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Likewise where late work counts: who of all that are under way was heard."""
-        edges, families, sums = self.placed.edge(level), self._families[level - 1], walk.sums
-        messages, opened_RM = stage.up[level], walk.opened[level]
-        phases = walk.phases[level] if level == self.tree.depth else [*walk.phases[level], Phase(WORK, done_RN)]
-        delay_RN = edges.latency_N + edges.jitter.each(self.placed.seed, 2 * stage.counter[level] + 1)
-        new = PendingReport(
-            done_RN + messages.count_RN * edges.overhead_s_N,
-            messages.bytes_RN + messages.count_RN * edges.overhead_bytes_N,
-            delay_RN,
-            messages.bytes_RN > 0,
+        """Send the children's updates and aggregate those that arrive in time.
+
+        ready_RN: when each child has finished its work. Returns the children that were aggregated
+        (R x N), and when each aggregator has its new model (R x M); an aggregator that receives
+        nothing is done as soon as its round closes.
+        """
+        link, siblings = self.instance.link(level), self._siblings[level - 1]
+        uploads, policy = stage.uploads[level], self.wait[level - 1]
+        is_sent_RN = uploads.count_RN > 0
+        start_RN = ready_RN + uploads.count_RN * link.overhead_s_N
+        bytes_RN = uploads.bytes_RN + uploads.count_RN * link.overhead_bytes_N
+        upload_end_RN = siblings.transfer_end_times(start_RN, bytes_RN, link.up_N, link.pipe_up_M, is_sent_RN)
+        delay_RN = link.latency_N + link.jitter.sample_per_round(self.instance.seed, 2 * stage.counter[level] + 1)
+        arrival_RN = upload_end_RN + delay_RN
+        has_model_RN = uploads.bytes_RN > 0
+        round = close_round(policy, siblings, arrival_RN, is_sent_RN, has_model_RN, state.round_opened[level])
+        received_RN = np.where(is_sent_RN, arrival_RN, ready_RN)
+        timing = _UploadTiming(ready_RN, start_RN, upload_end_RN, received_RN, siblings.to_children(round.end_RM))
+        if not policy.waits_for_all:
+            timing = self._stop_late_children(timing, is_sent_RN, level, state)
+        aggregation_RM = self._aggregation_time(level, round)
+        self._account_upload(timing, round, aggregation_RM, is_sent_RN, level, state)
+        return round.arrived_RN, round.end_RM + aggregation_RM
+
+    def _aggregation_time(self, level: int, round: ClosedRound) -> np.ndarray:
+        link = self.instance.link(level)
+        return np.where(round.count_RM > 0, link.merge_s_M + round.count_RM * link.merge_s_per_child_M, 0.0)
+
+    def _stop_late_children(
+        self, timing: _UploadTiming, is_sent_RN: np.ndarray, level: int, state: TimelineState
+    ) -> _UploadTiming:
+        """End the work and uploads of late children when the round closes."""
+        received_RN, upload_end_RN = (
+            np.where(is_sent_RN, np.minimum(times_RN, timing.closed_RN), times_RN)
+            for times_RN in (timing.received_RN, timing.upload_end_RN)
         )
-        began_RN, told_RN = walk.open[level], families.spread(opened_RM)
-        flights = InFlightWork.begun(walk.flights.get(level), began_RN, told_RN, phases, new)
-        walk.flights[level], report = flights, flights.report
-        pipes = report.begin_RN, report.bytes_RN, edges.up_N, edges.pipe_up_M, flights.is_RN
-        sent_RN = families.transfer(*pipes)
-        heard_RN, asked_RN = sent_RN + report.delay_RN, flights.is_RN & families.spread(walk.open[level - 1])
-        policy, full_RN = self.wait[level - 1], report.full_RN
-        came_RN, count_RM, last_RM = close_round(policy, families, heard_RN, asked_RN, full_RN, opened_RM)
-        merge_RM = np.where(count_RM > 0, edges.merge_s_M + count_RM * edges.merge_s_per_child_M, 0.0)
+        ready_RN, start_RN = np.minimum(timing.ready_RN, received_RN), np.minimum(timing.start_RN, upload_end_RN)
+        if level == self.tree.depth:
+            saved_RN = np.minimum(state.totals.compute_RN, timing.ready_RN - ready_RN) * is_sent_RN
+            state.totals.joules_R -= (saved_RN * self.instance.devices.watts_N).sum(axis=1)
+        return _UploadTiming(ready_RN, start_RN, upload_end_RN, received_RN, timing.closed_RN)
 
-        last_RN = families.spread(last_RM)
-        weight_RN = families.spread(walk.weight[level - 1] / np.maximum(families.sum(asked_RN.astype(float)), 1))
-        for what, begin_RN, end_RN in [*flights.spans(heard_RN), (WAIT, heard_RN, last_RN)]:
-            begin_RN, end_RN = np.maximum(begin_RN, told_RN), np.minimum(end_RN, last_RN)
-            long_RN = asked_RN & (end_RN > begin_RN)
-            sums.part(what, level, weight_RN, np.where(long_RN, end_RN - begin_RN, 0.0))
-        self._see_way_up(level, walk, heard_RN, last_RN, asked_RN)
-        sums.part(MERGE, level, walk.weight[level - 1], merge_RM)
-        sending_RN = np.maximum(np.minimum(sent_RN, last_RN) - report.begin_RN, 0.0) * asked_RN
-        sums.joules_R += (sending_RN * edges.up_watts_N).sum(axis=1) + (merge_RM * edges.merge_watts_M).sum(axis=1)
-        sums.see(MERGE, level, last_RM, last_RM + merge_RM, count_RM > 0)
-        # a parent that holds no meeting leaves everything as it is
-        until_RM = np.where(families.sum(asked_RN.astype(float)) > 0, last_RM, -np.inf)
-        flights.merged(came_RN, families.left(*pipes, until_RM), sent_RN, families.spread(until_RM))
-        walk.closed[level] = np.maximum(walk.closed.get(level, opened_RM), until_RM)
-        return came_RN, last_RM + merge_RM
-
-    def _see_way_up(
-        self, level: int, walk: TimelineState, heard_RN: np.ndarray, end_RN: np.ndarray, who_RN: np.ndarray
+    def _account_upload(
+        self,
+        timing: _UploadTiming,
+        round: ClosedRound,
+        aggregation_RM: np.ndarray,
+        is_sent_RN: np.ndarray,
+        level: int,
+        state: TimelineState,
     ) -> None:
-        """What has not been seen of reports on their way, and of waiting with them, up to a moment;
-        also while their parent is busy above."""
-        since_RM = walk.closed.get(level, walk.opened[level])
-        ready_RN, since_RN = walk.flights[level].bounds_FRN[-1], self._families[level - 1].spread(since_RM)
-        for what, begin_RN, until_RN in ((UP, ready_RN, heard_RN), (WAIT, heard_RN, end_RN)):
-            begin_RN, until_RN = np.maximum(begin_RN, since_RN), np.minimum(until_RN, end_RN)
-            walk.sums.see(what, level, begin_RN, until_RN, who_RN & (until_RN > begin_RN))
+        """Add the time and energy of uploads and aggregation, and emit their activities."""
+        link, share, totals = self.instance.link(level), state.share, state.totals
+        ready_RN, start_RN, upload_end_RN, received_RN, closed_RN = timing
+        totals.add_time(UPLOAD, level, share[level], received_RN - ready_RN)
+        totals.add_time(WAIT, level, share[level], np.where(round.arrived_RN, closed_RN - received_RN, 0.0))
+        totals.add_time(AGGREGATE, level, share[level - 1], aggregation_RM)
+        totals.joules_R += ((upload_end_RN - start_RN) * is_sent_RN * link.up_watts_N).sum(axis=1)
+        totals.joules_R += (aggregation_RM * link.merge_watts_M).sum(axis=1)
+        totals.emit(UPLOAD, level, ready_RN, received_RN, is_sent_RN)
+        totals.emit(WAIT, level, received_RN, closed_RN, round.arrived_RN)
+        totals.emit(AGGREGATE, level, round.end_RM, round.end_RM + aggregation_RM, round.count_RM > 0)
 
-    def see_rest(self, walk: TimelineState) -> None:
-        """What children are up to whose parents have closed their meetings of the round."""
-        for level, flights in walk.flights.items():
-            edges, report = self.placed.edge(level), flights.report
-            pipes = report.begin_RN, report.bytes_RN, edges.up_N, edges.pipe_up_M, flights.is_RN
-            heard_RN = self._families[level - 1].transfer(*pipes) + report.delay_RN
-            self._see_way_up(level, walk, heard_RN, np.full_like(heard_RN, walk.seconds_R[0]), flights.is_RN)
+    def _upload_asynchronously(
+        self, stage: Stage, level: int, ready_RN: np.ndarray, state: TimelineState
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Do the same as `_upload` at a level that applies late updates: among all work in
+        progress."""
+        link, siblings, totals = self.instance.link(level), self._siblings[level - 1], state.totals
+        uploads, opened_RM = stage.uploads[level], state.round_opened[level]
+        is_leaf_level = level == self.tree.depth
+        phases = state.phases[level] if is_leaf_level else [*state.phases[level], Phase(SUBTREE, ready_RN)]
+        new = PendingReport(
+            ready_RN + uploads.count_RN * link.overhead_s_N,
+            uploads.bytes_RN + uploads.count_RN * link.overhead_bytes_N,
+            link.latency_N + link.jitter.sample_per_round(self.instance.seed, 2 * stage.counter[level] + 1),
+            uploads.bytes_RN > 0,
+        )
+        opened_RN = siblings.to_children(opened_RM)
+        work = InFlightWork.started(state.in_flight.get(level), state.working[level], opened_RN, phases, new)
+        state.in_flight[level], report = work, work.report
+        transfers = report.begin_RN, report.bytes_RN, link.up_N, link.pipe_up_M, work.active_RN
+        upload_end_RN = siblings.transfer_end_times(*transfers)
+        arrival_RN = upload_end_RN + report.delay_RN
+        selected_RN = work.active_RN & siblings.to_children(state.working[level - 1])
+        round = close_round(self.wait[level - 1], siblings, arrival_RN, selected_RN, report.has_model_RN, opened_RM)
+        aggregation_RM = self._aggregation_time(level, round)
+
+        closed_RN, selected_RM = siblings.to_children(round.end_RM), siblings.sum(selected_RN.astype(float))
+        share_RN = siblings.to_children(state.share[level - 1] / np.maximum(selected_RM, 1))
+        for kind, begin_RN, end_RN in [*work.intervals(arrival_RN), (WAIT, arrival_RN, closed_RN)]:
+            begin_RN, end_RN = np.maximum(begin_RN, opened_RN), np.minimum(end_RN, closed_RN)
+            is_positive_RN = selected_RN & (end_RN > begin_RN)
+            totals.add_time(kind, level, share_RN, np.where(is_positive_RN, end_RN - begin_RN, 0.0))
+        self._emit_uploads(level, state, arrival_RN, closed_RN, selected_RN)
+        totals.add_time(AGGREGATE, level, state.share[level - 1], aggregation_RM)
+        sending_RN = np.maximum(np.minimum(upload_end_RN, closed_RN) - report.begin_RN, 0.0) * selected_RN
+        sending_joules_R = (sending_RN * link.up_watts_N).sum(axis=1)
+        totals.joules_R += sending_joules_R + (aggregation_RM * link.merge_watts_M).sum(axis=1)
+        totals.emit(AGGREGATE, level, round.end_RM, round.end_RM + aggregation_RM, round.count_RM > 0)
+        # a parent that holds no round leaves everything as it is
+        until_RM = np.where(selected_RM > 0, round.end_RM, -np.inf)
+        remaining_RN = siblings.remaining_bytes(*transfers, until_RM)
+        work.after_aggregation(round.arrived_RN, remaining_RN, upload_end_RN, siblings.to_children(until_RM))
+        state.round_closed[level] = np.maximum(state.round_closed.get(level, opened_RM), until_RM)
+        return round.arrived_RN, round.end_RM + aggregation_RM
+
+    def _emit_uploads(
+        self, level: int, state: TimelineState, arrival_RN: np.ndarray, end_RN: np.ndarray, active_RN: np.ndarray
+    ) -> None:
+        """Emit upload and wait activities that were not emitted before, up to a given time.
+
+        This includes the time in which the parents are busy with their own parents.
+        """
+        since_RM = state.round_closed.get(level, state.round_opened[level])
+        ready_RN, since_RN = state.in_flight[level].bounds_FRN[-1], self._siblings[level - 1].to_children(since_RM)
+        for kind, begin_RN, until_RN in ((UPLOAD, ready_RN, arrival_RN), (WAIT, arrival_RN, end_RN)):
+            begin_RN, until_RN = np.maximum(begin_RN, since_RN), np.minimum(until_RN, end_RN)
+            state.totals.emit(kind, level, begin_RN, until_RN, active_RN & (until_RN > begin_RN))
+
+    def emit_rest(self, state: TimelineState) -> None:
+        """Emit the activities of children whose parents have closed their last round."""
+        for level, work in state.in_flight.items():
+            link, report = self.instance.link(level), work.report
+            transfers = report.begin_RN, report.bytes_RN, link.up_N, link.pipe_up_M, work.active_RN
+            arrival_RN = self._siblings[level - 1].transfer_end_times(*transfers) + report.delay_RN
+            self._emit_uploads(level, state, arrival_RN, np.full_like(arrival_RN, state.seconds_R[0]), work.active_RN)

@@ -1,8 +1,9 @@
-"""The virtual time of a run as it goes on: who is in time, and how long a round takes.
+"""Virtual clock of a running simulation: which updates arrive in time, and how long each round
+takes.
 
-All of it is a function of the network, the policies, the schedule, the seed and the number of the
-round, and of nothing that is learnt. So a run asks before it trains, and one that goes on from a
-checkpoint hears the same again.
+All of it is a function of the network, the waiting policies, the schedule, the seed and the number
+of the round, and of nothing that is learnt. So a run computes it before it trains, and a run that
+continues from a checkpoint gets the same result.
 """
 
 from __future__ import annotations
@@ -24,84 +25,91 @@ from stratafl.network.timeline import NetworkTimeline
 
 @dataclass(frozen=True, eq=False)
 class _RoundTiming:
-    """One global round on the clock."""
+    """Virtual time of one global round."""
 
     seconds: float
     total: float
-    """With all rounds before it."""
-    present: Mapping[tuple[int, int], np.ndarray]
-    """By level and the number of its round in the run: who takes part."""
+    """Seconds including all rounds before."""
+    participants: Mapping[tuple[int, int], np.ndarray]
+    """Participants, by level and the number of its round in the run."""
     late: tuple[str, ...]
-    heard: Mapping[tuple[int, int], np.ndarray]
-    """Likewise, where late work counts: whose reports are merged."""
+    aggregated: Mapping[tuple[int, int], np.ndarray]
+    """Nodes whose updates are aggregated, likewise, at levels that apply late updates."""
 
 
 class VirtualClock:
-    """Tells a run who is in time, round by round."""
+    """Virtual clock of a running simulation."""
 
-    def __init__(self, story: Workload, placed: NetworkInstance):
-        self.story, self.placed = story, placed
-        self.facts: dict[str, Any] = {"network": placed.network.as_tables()}
-        """What its time depends on besides the run's workload, as plain data."""
-        self._replay, self._round = self._beginning(), -1
-        self._hour = _START
+    def __init__(self, workload: Workload, instance: NetworkInstance):
+        self.workload, self.instance = workload, instance
+        self.facts: dict[str, Any] = {"network": instance.network.as_tables()}
+        """Quantities that its time depends on besides the workload, as plain data."""
+        self._replay, self._round = self._new_replay(), -1
+        self._timing = _INITIAL
 
     def participation(self) -> tuple[Participation, ...]:
-        """Those that are drawn, of whom those that are late are left out; root first."""
-        if not self.story.waits_by_time:
-            return self.story.participation
-        return (self._present,) * self.story.tree.depth
+        """Participation of each edge level, root first, without late nodes."""
+        if not self.workload.has_waiting_policy:
+            return self.workload.participation
+        return (self._participants,) * self.workload.tree.depth
 
-    def later(self) -> dict[int, LatePolicy]:
-        """The edge levels at which late work counts."""
-        counting = [(level, each.staleness) for level, each in enumerate(self.story.wait, 1) if each.counts_late]
-        return {level: LatePolicy(partial(self._heard, level), staleness) for level, staleness in counting}
+    def late_update_policies(self) -> dict[int, LatePolicy]:
+        """Policies of the edge levels that apply late updates."""
+        return {
+            level: LatePolicy(partial(self._aggregated, level), policy.staleness)
+            for level, policy in enumerate(self.workload.wait, 1)
+            if policy.applies_late_updates
+        }
 
     def record(self, result: RoundResult) -> ClockedRound:
-        """A round's result with its time."""
-        hour = self._at(result.round - 1)
-        return ClockedRound(**vars(result), clock_seconds=hour.seconds, clock_total=hour.total, late=hour.late)
+        """Add the virtual time to a round's result."""
+        timing = self._timing_of(result.round - 1)
+        return ClockedRound(**vars(result), clock_seconds=timing.seconds, clock_total=timing.total, late=timing.late)
 
-    def _present(self, draw: Draw) -> np.ndarray:
-        return self._at(self._global(draw.level, draw.round)).present[draw.level, draw.round]
+    def _participants(self, draw: Draw) -> np.ndarray:
+        return self._timing_of(self._global_round(draw.level, draw.round)).participants[draw.level, draw.round]
 
-    def _heard(self, level: int, number: int) -> np.ndarray:
-        return self._at(self._global(level, number)).heard[level, number]
+    def _aggregated(self, level: int, number: int) -> np.ndarray:
+        return self._timing_of(self._global_round(level, number)).aggregated[level, number]
 
-    def _global(self, level: int, number: int) -> int:
-        """The global round in which a level has its round of this number, counted from 0."""
-        return number // int(self.story.schedule.meetings[level])
+    def _global_round(self, level: int, number: int) -> int:
+        """Global round, counted from 0, in which a level has its round of this number."""
+        return number // int(self.workload.schedule.meetings[level])
 
-    def _at(self, round: int) -> _RoundTiming:
-        """A global round, counted from 0; those before it are gone through, too, since what a child
-        is sent depends on the last time that it came."""
+    def _timing_of(self, round: int) -> _RoundTiming:
+        """Timing of a global round, counted from 0.
+
+        The rounds before it are replayed, too: the messages to a child depend on when it took part
+        last.
+        """
         if round < self._round:
-            self._replay, self._round, self._hour = self._beginning(), -1, _START
+            self._replay, self._round, self._timing = self._new_replay(), -1, _INITIAL
         while self._round < round:
-            self._hour, self._round = self._next(), self._round + 1
-        return self._hour
+            self._timing, self._round = self._next(), self._round + 1
+        return self._timing
 
-    def _beginning(self) -> WorkloadReplay:
-        return WorkloadReplay(self.story, NetworkTimeline(self.placed, self.story.wait))
+    def _new_replay(self) -> WorkloadReplay:
+        return WorkloadReplay(self.workload, NetworkTimeline(self.instance, self.workload.wait))
 
     def _next(self) -> _RoundTiming:
-        row, tree = self._replay.round(), self.story.tree
-        assert row.spent is not None, "a clock was there"
-        seconds = float(row.spent.seconds[0])
-        total = self._hour.total + seconds
-        if not self.story.waits_by_time:
+        replayed, tree = self._replay.next_round(), self.workload.tree
+        assert replayed.costs is not None, "a time line was given"
+        seconds = float(replayed.costs.seconds[0])
+        total = self._timing.total + seconds
+        if not self.workload.has_waiting_policy:
             return _RoundTiming(seconds, total, {}, (), {})
-        present = row.take_part(self.story)
+        participants, periods = replayed.participants(self.workload), self.workload.schedule.meetings
         late: list[str] = []
-        for level, number in sorted(present, key=lambda at: (-at[0], at[1])):
-            # below a node that is late itself nobody is missed
-            missed_N = row.asked[level, number] & ~row.came[level, number]
+        for level, number in sorted(participants, key=lambda key: (-key[0], key[1])):
+            late_N = replayed.selected[level, number] & ~replayed.arrived[level, number]
             if level > 1:
-                above = number * self.story.schedule.meetings[level - 1] // self.story.schedule.meetings[level]
-                missed_N = missed_N & present[level - 1, int(above)][tree.parents[level]]
-            late += tree.owned_names(level, missed_N)
-        heard = {at: came_N for at, came_N in row.came.items() if self.story.counts_late(at[0])}
-        return _RoundTiming(seconds, total, present, tuple(late), heard)
+                # below a node that is late itself, no other node is reported as late
+                above = number * periods[level - 1] // periods[level]
+                late_N = late_N & participants[level - 1, int(above)][tree.parents[level]]
+            late += tree.owned_names(level, late_N)
+        applies_late_updates = self.workload.applies_late_updates
+        aggregated = {key: arrived_N for key, arrived_N in replayed.arrived.items() if applies_late_updates(key[0])}
+        return _RoundTiming(seconds, total, participants, tuple(late), aggregated)
 
 
-_START = _RoundTiming(0.0, 0.0, {}, (), {})
+_INITIAL = _RoundTiming(0.0, 0.0, {}, (), {})

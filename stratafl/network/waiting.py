@@ -1,25 +1,24 @@
-"""Whom a parent waits for, per edge level: all, those that come in time, the first so many; and
-whether the work of the others counts later.
+"""Waiting policies: which updates an aggregator waits for, and whether late ones are applied later.
 
-A meeting opens when the parent has the model that it hands out, and closes
+A round of a level opens when the parent has the model that it hands out, and closes
 
-    all        when the last child is heard that was asked;
-    deadline   so many seconds after it opened, or before that with the last child;
-    first      with the k-th child, k being a number, or a fraction of those that were asked;
+all when the last selected child's update arrives; deadline so many seconds after it opened, or
+earlier with the last update; first with the k-th update, k being a number, or a fraction of the
+selected children;
 
-and with both of the last two, whichever comes first. A parent that heard nobody by its deadline
-waits for the first child, whenever that comes. Of children that are heard at the same moment, the
-first in the tree's order counts as the first. An aggregator to which nobody came has no model to
-report, and says so; that counts as nobody, and is waited for where there is nobody else, or by one
-that waits for all.
+and with both of the last two, at the earlier time. A parent that received nothing by its deadline
+waits for the first update, whenever it arrives. Updates that arrive at the same time are ordered as
+the children are in the tree. An aggregator that received nothing has no model to send, and says so;
+this message does not count as an update, and is waited for only if there is no other child, or by a
+parent that waits for all.
 
-A child that is not heard by then is late. Unless late work counts, it is told to stop, which takes
-no time, and is free when its parent's next round begins, for which it gets a new model if it is
-asked. In the meeting that it missed it is as absent as if it had not been drawn.
+A child whose update has not arrived by then is late. Unless late updates are applied, it is
+stopped, which takes no time, and is free when its parent's next round begins. In the round that it
+missed it is treated like a child that was not selected.
 
-Where late work counts, a late child goes on, and is one of those that the parent's next meeting
-waits for, beside those that begin then. A level that waits for the first k in this way meets
-asynchronously: `{ buffer = k }` is short for it.
+Where late updates are applied, a late child continues, and is one of those that the parent's next
+round waits for, beside the children that begin then. A level that waits for the first k in this way
+is asynchronous: `{ buffer = k }` is short for it.
 
 Shape suffixes: R rounds, N nodes of a level, M nodes of the level above.
 """
@@ -43,87 +42,88 @@ KINDS = (
 ASYNCHRONOUS = ("async", "asynchronous")
 Late = Literal["stops", "counts"]
 STALENESS = 0.5
-"""The exponent of FedBuff: work that is s meetings old counts 1 / sqrt(1 + s)."""
+"""Exponent of FedBuff: an update that is s rounds old is weighted with 1 / sqrt(1 + s)."""
 
 
 @dataclass(frozen=True)
 class WaitPolicy:
-    """Of one edge level."""
+    """Waiting policy of one edge level."""
 
     deadline: float | None = None
-    """Seconds."""
+    """Seconds after the round opened."""
     first: int | float | None = None
-    """So many children of each parent, or such a share of those that it asked."""
+    """Number of children of each parent, or fraction of those it selected."""
     late: Late = "stops"
-    """What becomes of the work of children that are late."""
+    """Whether late updates are discarded ("stops") or applied ("counts")."""
     staleness: float = STALENESS
-    """Where it counts: work that is s meetings old counts (1 + s) to the power of minus this."""
+    """Weight of an update that is s rounds old: (1 + s) to the power of minus this."""
 
     @property
-    def is_all(self) -> bool:
+    def waits_for_all(self) -> bool:
         return self.deadline is None and self.first is None
 
     @property
-    def counts_late(self) -> bool:
+    def applies_late_updates(self) -> bool:
         return self.late == "counts"
 
-    def enough(self, asked: np.ndarray) -> np.ndarray:
-        """With how many children parents are content that asked so many."""
+    def required_updates(self, selected: np.ndarray) -> np.ndarray:
+        """Number of updates that aggregators wait for, given how many children they selected."""
         if self.first is None:
-            return asked
+            return selected
         if isinstance(self.first, float):
-            return np.where(asked > 0, np.maximum(1, np.round(self.first * asked)), 0)
-        return np.minimum(self.first, asked)
+            return np.where(selected > 0, np.maximum(1, np.round(self.first * selected)), 0)
+        return np.minimum(self.first, selected)
 
-    def as_plain(self) -> str | dict[str, Any]:
-        """As a config has it."""
-        if self.is_all:
+    def to_plain(self) -> str | dict[str, Any]:
+        """Value of the policy in a config."""
+        if self.waits_for_all:
             return "all"
         closes = {name: value for name in ("deadline", "first") if (value := getattr(self, name)) is not None}
-        return closes | ({"late": self.late, "staleness": self.staleness} if self.counts_late else {})
+        return closes | ({"late": self.late, "staleness": self.staleness} if self.applies_late_updates else {})
 
 
 WAIT_FOR_ALL = WaitPolicy()
 Wait = None | str | Mapping[str, Any] | WaitPolicy
-"""What may be said of one level."""
+"""Policy of one level as users write it."""
 
 
 def check_wait(wait: Wait | Sequence[Wait], depth: int, field: str = "wait") -> tuple[WaitPolicy, ...]:
-    """One policy per edge level, root first; a single one stands for the leaves' level."""
+    """Check waiting policies, one per edge level, root first; a single one is for the leaves'
+    level."""
     if isinstance(wait, Sequence) and not isinstance(wait, str):
         if len(wait) != depth:
             raise InvalidInput(field, list(wait), f"needs one entry per edge level, {depth} of them")
-        return tuple(_policy(each, field) for each in wait)
+        return tuple(_policy(entry, field) for entry in wait)
     return (WAIT_FOR_ALL,) * (depth - 1) + (_policy(wait, field),)
 
 
-def _policy(given: Any, field: str) -> WaitPolicy:
-    if isinstance(given, WaitPolicy):
-        return given
-    if given is None or (isinstance(given, str) and given == "all"):
+def _policy(value: Any, field: str) -> WaitPolicy:
+    if isinstance(value, WaitPolicy):
+        return value
+    if value is None or (isinstance(value, str) and value == "all"):
         return WAIT_FOR_ALL
-    if isinstance(given, str) and given in ASYNCHRONOUS:
-        told = (
+    if isinstance(value, str) and value in ASYNCHRONOUS:
+        reason = (
             "say how many children's work is merged together: { buffer = 10 } is FedBuff's, { buffer = 1 } FedAsync's"
         )
-        raise InvalidInput(field, given, told)
-    if not isinstance(given, Mapping) or not given:
-        raise InvalidInput(field, given, KINDS)
-    known = ("deadline", "first", "buffer", "late", "staleness")
-    for key in given:
-        if key not in known:
-            raise unknown_name(f"{field} key", key, known)
-    values = {key: value for key, value in given.items() if value is not None}
+        raise InvalidInput(field, value, reason)
+    if not isinstance(value, Mapping) or not value:
+        raise InvalidInput(field, value, KINDS)
+    keys = ("deadline", "first", "buffer", "late", "staleness")
+    for key in value:
+        if key not in keys:
+            raise unknown_name(f"{field} key", key, keys)
+    values = {key: entry for key, entry in value.items() if entry is not None}
     if "buffer" in values:
         if "first" in values or "deadline" in values or values.get("late", "counts") != "counts":
-            told = 'is short for first = a number, late = "counts", and goes with staleness alone'
-            raise InvalidInput(f"{field}.buffer", values["buffer"], told)
+            reason = 'is short for first = a number, late = "counts", and goes with staleness alone'
+            raise InvalidInput(f"{field}.buffer", values["buffer"], reason)
         size = check_integer(f"{field}.buffer", values.pop("buffer"), at_least=1, at_most=1 << 31)
         values |= {"first": size, "late": "counts"}
     deadline, first = values.get("deadline"), values.get("first")
     late = check_choice(f"{field}.late", values.get("late", "stops"), get_args(Late))
     if late == "counts" and deadline is None and first is None:
-        raise InvalidInput(field, given, "late work counts where a deadline or first says who is late")
+        raise InvalidInput(field, value, "late work counts where a deadline or first says who is late")
     if late == "stops" and "staleness" in values:
         raise InvalidInput(f"{field}.staleness", values["staleness"], 'is for late = "counts"')
     return WaitPolicy(
@@ -135,41 +135,48 @@ def _policy(given: Any, field: str) -> WaitPolicy:
 
 
 class ClosedRound(NamedTuple):
-    """How the meetings of a level ended."""
+    """End of the rounds of a level."""
 
-    came_RN: np.ndarray
-    """Who was heard before they closed."""
+    arrived_RN: np.ndarray
+    """Children whose updates arrived before the round closed."""
     count_RM: np.ndarray
-    """Of how many there is a model."""
+    """Number of these updates that contain a model."""
     end_RM: np.ndarray
-    """When they closed, not before they opened; as soon as they opened where nobody was asked."""
+    """Closing time, at least the opening time; the opening time where no child was selected."""
 
 
 def close_round(
     policy: WaitPolicy,
-    families: SiblingGroups,
-    heard_RN: np.ndarray,
-    asked_RN: np.ndarray,
-    full_RN: np.ndarray,
+    siblings: SiblingGroups,
+    arrival_RN: np.ndarray,
+    selected_RN: np.ndarray,
+    has_model_RN: np.ndarray,
     opened_RM: np.ndarray,
 ) -> ClosedRound:
-    """heard_RN: when each child that was asked would be heard, if its parent waited for it;
-    full_RN: of whom there is a model, and not only the word that there is none."""
-    full_RN = asked_RN & full_RN
-    asked_RM, full_RM = (families.sum(each_RN.astype(np.float64)) for each_RN in (asked_RN, full_RN))
-    all_RM = np.where(asked_RM > 0, families.max(np.where(asked_RN, heard_RN, -np.inf)), opened_RM)
-    if policy.is_all:
-        return ClosedRound(asked_RN, full_RM, all_RM)
-    model_RN = np.where(full_RN, heard_RN, np.inf)
-    place_RN = families.earliest(model_RN)
-    wanted_RM, limit_RM = policy.enough(full_RM), np.full_like(full_RM, np.inf)
+    """Close the rounds of a level.
+
+    arrival_RN: when the update of each selected child arrives if its parent waits for it.
+    has_model_RN: whether it contains a model rather than the message that there is none.
+    """
+    has_model_RN = selected_RN & has_model_RN
+    selected_RM, model_count_RM = (siblings.sum(mask_RN.astype(np.float64)) for mask_RN in (selected_RN, has_model_RN))
+    last_arrival_RM = np.where(selected_RM > 0, siblings.max(np.where(selected_RN, arrival_RN, -np.inf)), opened_RM)
+    if policy.waits_for_all:
+        return ClosedRound(selected_RN, model_count_RM, last_arrival_RM)
+    model_arrival_RN = np.where(has_model_RN, arrival_RN, np.inf)
+    rank_RN = siblings.arrival_rank(model_arrival_RN)
+    required_RM, limit_RM = policy.required_updates(model_count_RM), np.full_like(model_count_RM, np.inf)
     if policy.deadline is not None:
-        limit_RM = np.maximum(opened_RM + policy.deadline, families.min(model_RN))
-    came_RN = full_RN & (place_RN < families.spread(wanted_RM)) & (model_RN <= families.spread(limit_RM))
-    count_RM = families.sum(came_RN.astype(np.float64))
-    last_RM = families.max(np.where(came_RN, model_RN, -np.inf))
-    # work that was late may have come before the meeting opened
-    end_RM = np.where(count_RM < wanted_RM, limit_RM, last_RM)
-    end_RM = np.maximum(np.where(full_RM > 0, end_RM, all_RM), opened_RM)
-    came_RN = came_RN | (asked_RN & ~full_RN & (heard_RN <= families.spread(end_RM)))
-    return ClosedRound(came_RN, count_RM, end_RM)
+        limit_RM = np.maximum(opened_RM + policy.deadline, siblings.min(model_arrival_RN))
+    arrived_RN = (
+        has_model_RN
+        & (rank_RN < siblings.to_children(required_RM))
+        & (model_arrival_RN <= siblings.to_children(limit_RM))
+    )
+    count_RM = siblings.sum(arrived_RN.astype(np.float64))
+    last_used_RM = siblings.max(np.where(arrived_RN, model_arrival_RN, -np.inf))
+    # a late update may have arrived before the round opened
+    end_RM = np.where(count_RM < required_RM, limit_RM, last_used_RM)
+    end_RM = np.maximum(np.where(model_count_RM > 0, end_RM, last_arrival_RM), opened_RM)
+    arrived_RN = arrived_RN | (selected_RN & ~has_model_RN & (arrival_RN <= siblings.to_children(end_RM)))
+    return ClosedRound(arrived_RN, count_RM, end_RM)

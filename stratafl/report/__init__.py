@@ -1,2 +1,1 @@
-"""Stored runs, looked at: compared in tables, drawn as figures, and as one page that opens
-offline."""
+"""Comparison of stored runs: tables, figures, and a page that opens offline."""

@@ -1,4 +1,4 @@
-"""The report's HTML page, and the local server behind --serve."""
+"""HTML page of the report, and the local server behind --serve."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ SCRIPTS = (
 
 
 def page(data: Mapping[str, Any], title: str = "stratafl report", *, live: bool = False) -> str:
-    """live: whether the page asks the server it came from for newer data."""
+    """Fill the template of the page.
+
+    live: whether the page asks its server for newer data.
+    """
     script = "\n".join(asset(name) for name in SCRIPTS)
     connections = "'self'" if live else "'none'"
     policy = (
@@ -57,20 +60,20 @@ def page(data: Mapping[str, Any], title: str = "stratafl report", *, live: bool 
         "live": "live" if live else "",
         "script": script,
     }
-    # one pass over the template, so that nothing inserted is looked at again
+    # one pass over the template, so that inserted text is not expanded
     pieces = asset("page.html").split("@@")
     return "".join(parts[piece] if number % 2 else piece for number, piece in enumerate(pieces))
 
 
 def json_for_html(data: Mapping[str, Any]) -> str:
-    """JSON that cannot end the element it stands in."""
+    """Format JSON that cannot end the element that it stands in."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 @functools.cache
 def asset(name: str) -> str:
-    """The text of a file that comes with the package for the page."""
+    """Read a file of the page from the package."""
     return files("stratafl.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
@@ -80,19 +83,19 @@ def _digest(script: str) -> str:
 
 HOST = "127.0.0.1"
 
-FRESH = 1.0
-"""Seconds for which an answer is given again instead of reading the runs anew."""
+CACHE_SECONDS = 1.0
+"""Seconds for which an answer is reused before the runs are read again."""
 
-AT_ONCE = 16
-"""Requests answered at a time; more are turned away."""
+MAX_REQUESTS = 16
+"""Maximum number of concurrent requests; others are rejected."""
 
-PATIENCE = 10
-"""Seconds a client may take to say what it wants."""
+REQUEST_TIMEOUT_S = 10
+"""Seconds in which a client must send its request."""
 
 
 class Live:
-    """The data of what stands in some places: a run is read and priced again where it has changed,
-    and all is put together again where anything has."""
+    """Page data of changing run folders: runs are read and priced again only if they have
+    changed."""
 
     def __init__(
         self,
@@ -102,98 +105,98 @@ class Live:
         metric: str | None = None,
     ):
         self._places, self._networks, self._targets, self._metric = places, networks, targets, metric
-        self._gather, self._pricing = Gatherer(), PriceBatch()
+        self._gather, self._batch = Gatherer(), PriceBatch()
         self._runs: list[StoredRun] = []
-        self._made_of: tuple[object, ...] = ()
+        self._inputs: tuple[object, ...] = ()
         self._data: dict[str, Any] = {}
 
     def read(self) -> dict[str, Any]:
-        """The data; the same object where nothing has changed."""
+        """Return the data; the same object if nothing has changed."""
         try:
             runs, problems = self._gather(self._places)
         except InvalidInput as problem:
-            # a folder that goes away is told on the page; the server stays
+            # a folder that disappears is reported on the page; the server continues
             runs, problems = [], [str(problem)]
         try:
             networks = resolved(named_networks(self._networks), runs)
         except InvalidInput as problem:
             networks, problems = [], [*problems, str(problem)]
-        noted = [noted_target(folder) for folder in dict.fromkeys(run.path.parent for run in runs)]
-        # a run that was not read again is the same object, which `_runs` holds
-        made_of = [*map(id, runs)], networks, problems, noted
-        if made_of != self._made_of:
-            self._pricing = PriceBatch(before=self._pricing)
-            self._data = self._put_together(runs, problems, network_axes(runs, networks, self._pricing))
-            self._made_of, self._runs = made_of, runs
+        stored_targets = [noted_target(folder) for folder in dict.fromkeys(run.path.parent for run in runs)]
+        # a run that was not read again is the same object, which `_runs` keeps alive
+        inputs = [*map(id, runs)], networks, problems, stored_targets
+        if inputs != self._inputs:
+            self._batch = PriceBatch(before=self._batch)
+            self._data = self._page_data(runs, problems, network_axes(runs, networks, self._batch))
+            self._inputs, self._runs = inputs, runs
         return self._data
 
-    def _put_together(self, runs: list[StoredRun], problems: list[str], further: CostAxes) -> dict[str, Any]:
+    def _page_data(self, runs: list[StoredRun], problems: list[str], extra_axes: CostAxes) -> dict[str, Any]:
         try:
-            return page_data(runs, self._targets, problems, self._metric, further)
+            return page_data(runs, self._targets, problems, self._metric, extra_axes)
         except InvalidInput as problem:
             # a target of a metric that the runs do not have, perhaps not yet
-            return page_data(runs, None, [*problems, str(problem)], self._metric, further)
+            return page_data(runs, None, [*problems, str(problem)], self._metric, extra_axes)
 
 
 class CachedData:
-    """The newest data, read at most once in a while however many ask."""
+    """Newest data, read at most once per interval for any number of requests."""
 
     def __init__(self, read: Callable[[], dict[str, Any]]):
         self._read, self._lock = read, threading.Lock()
-        self._made = -FRESH
+        self._updated = -CACHE_SECONDS
         self._data: dict[str, Any] = {}
         self._text = b""
 
     def get(self) -> tuple[dict[str, Any], bytes]:
         with self._lock:
-            if time.monotonic() - self._made >= FRESH:
+            if time.monotonic() - self._updated >= CACHE_SECONDS:
                 data = self._read()
                 if data is not self._data:
                     self._text = json.dumps(data, allow_nan=False, separators=(",", ":")).encode()
                 self._data = data
-                self._made = time.monotonic()
+                self._updated = time.monotonic()
             return self._data, self._text
 
 
-class Server(ThreadingHTTPServer):
-    """Serves `page` of the newest data at /, and the data itself at /data.json."""
+class ReportServer(ThreadingHTTPServer):
+    """HTTP server of the page at /, and of its data at /data.json."""
 
     daemon_threads = True
 
     def __init__(self, read: Callable[[], dict[str, Any]], page: Callable[[dict[str, Any]], str], port: int = 0):
-        self.latest, self.page = CachedData(read), page
-        self.places = threading.BoundedSemaphore(AT_ONCE)
-        super().__init__((HOST, port), Handler)
+        self.cache, self.page = CachedData(read), page
+        self.slots = threading.BoundedSemaphore(MAX_REQUESTS)
+        super().__init__((HOST, port), ReportHandler)
 
     @property
     def address(self) -> str:
         return f"http://{HOST}:{self.server_address[1]}/"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self.places.acquire(blocking=False):
+        if not self.slots.acquire(blocking=False):
             self.shutdown_request(request)
             return
         try:
             super().process_request(request, client_address)
         except BaseException:
-            self.places.release()
+            self.slots.release()
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self.places.release()
+            self.slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that went away in the middle of an answer is nobody's problem."""
+        """Ignore connections that the browser closes early."""
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Answers one browser's requests for the page and for what is new."""
+class ReportHandler(BaseHTTPRequestHandler):
+    """Handler of the requests of one browser."""
 
-    server: Server
-    timeout = PATIENCE
+    server: ReportServer
+    timeout = REQUEST_TIMEOUT_S
     server_version, sys_version = "stratafl", ""
 
     def do_GET(self) -> None:
@@ -203,7 +206,7 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(body=False)
 
     def _answer(self, body: bool) -> None:
-        # a page elsewhere whose name was made to point here must not read what is on this machine
+        # a foreign page whose host name points here (DNS rebinding) must not read local data
         if self.headers.get("Host", "").partition(":")[0] not in (HOST, "localhost"):
             self.send_error(HTTPStatus.FORBIDDEN)
             return
@@ -211,7 +214,7 @@ class Handler(BaseHTTPRequestHandler):
         if path not in ("/", "/data.json"):
             self.send_error(HTTPStatus.NOT_FOUND)
             return
-        data, text = self.server.latest.get()
+        data, text = self.server.cache.get()
         kind, content = "application/json", text
         if path == "/":
             kind, content = "text/html; charset=utf-8", self.server.page(data).encode()
@@ -225,4 +228,4 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nobody wants to read of every refresh."""
+        """Log nothing: the page asks again every few seconds."""

@@ -1,4 +1,4 @@
-"""Everything the report's page shows, as plain data."""
+"""Data of the report's page, as plain values."""
 
 from __future__ import annotations
 
@@ -13,72 +13,72 @@ from stratafl.cost.pricing import CostAxes
 from stratafl.cost.round_chart import GroupOnNetwork, timelines
 from stratafl.metrics.objective import Goal, GoalLike
 from stratafl.report.summary import default_targets, fixed_columns
-from stratafl.runs import StoredRun, format, groups
+from stratafl.runs import StoredRun, format
 from stratafl.runs.curves import AXES, Curve, MetricInfo, Points, Target, is_metric, levels_of, plain_number, targets_of
-from stratafl.runs.groups import RunGroup, select_metric
+from stratafl.runs.groups import RunGroup, common_config, config_differences, group_runs, one_of_each, select_metric
 from stratafl.runs.sweep.plan import noted_target
 
 
 def run_remarks(run: StoredRun, curve: Curve) -> tuple[bool, list[str]]:
-    """Whether something went wrong with it, and what there is to say."""
-    bad = []
+    """Remarks about a run, and whether any of them is a problem."""
+    problems = []
     if curve.diverged is not None:
-        bad.append(f"diverged at round {curve.diverged}: from there on its test loss is not finite")
+        problems.append(f"diverged at round {curve.diverged}: from there on its test loss is not finite")
     if run.status in (format.FAILED, format.INTERRUPTED):
-        why = f": {run.reason}" if run.reason else ""
-        bad.append(f"{run.status} after {run.round} of {run.total} rounds{why}")
-    told = bad + _left_out(run)
-    # a run that has noted these itself says it better
+        reason = f": {run.reason}" if run.reason else ""
+        problems.append(f"{run.status} after {run.round} of {run.total} rounds{reason}")
+    remarks = problems + _exclusions(run)
+    # the notes of a run are more precise
     noted = {note.partition(" ")[0] for note in run.notes}
-    found = {"engine": _engine(run), "precision": _precision(run)}
-    told += [line for word, line in found.items() if line and word not in noted]
-    told += run.notes
-    for each in run.continued:
-        changed = each.get("changed")
-        told += (
-            [f"went on after round {each['after']} with {join_names(format.strings_in(changed))}"] if changed else []
-        )
-    return bool(bad), told
+    substitutions = {"engine": _engine(run), "precision": _precision(run)}
+    remarks += [line for word, line in substitutions.items() if line and word not in noted]
+    remarks += run.notes
+    for continuation in run.continued:
+        changed = continuation.get("changed")
+        if changed:
+            changes = join_names(format.strings_in(changed))
+            remarks.append(f"went on after round {continuation['after']} with {changes}")
+    return bool(problems), remarks
 
 
-def _left_out(run: StoredRun) -> list[str]:
-    """Who was refused, and in which rounds, and who was absent: a line for each."""
+def _exclusions(run: StoredRun) -> list[str]:
+    """Lines for rejected and absent nodes, with the rounds."""
     lines = []
-    for why in ("refused", "absent"):
+    for reason in ("refused", "absent"):
         rounds: dict[str, list[int]] = {}
         for record in run.rounds:
-            for name in dict.fromkeys(format.excluded_nodes(record, why)):
+            for name in dict.fromkeys(format.excluded_nodes(record, reason)):
                 rounds.setdefault(name, []).append(record["round"])
-        told = [f"{name} in {_rounds_text(numbers)}" for name, numbers in rounds.items()]
-        lines += [f"{why}: {join_names(told)}"] if told else []
+        entries = [f"{name} in {_rounds_text(numbers)}" for name, numbers in rounds.items()]
+        lines += [f"{reason}: {join_names(entries)}"] if entries else []
     return lines
 
 
 def _engine(run: StoredRun) -> str:
-    """Why it was trained in another way than was asked for."""
-    asked = _asked(run, "engine")
-    _, because, reason = run.how.partition(": ")
-    if because and asked != run.engine:
+    """Reason why another engine trained the run than was requested."""
+    requested = _requested(run, "engine")
+    _, has_reason, reason = run.how.partition(": ")
+    if has_reason and requested != run.engine:
         return f"trained by the {run.engine} engine: {reason}"
-    is_other = asked not in ("", "auto", run.engine)
-    return f"engine {asked} was asked for, and {run.engine} trained it" if is_other else ""
+    is_other = requested not in ("", "auto", run.engine)
+    return f"engine {requested} was asked for, and {run.engine} trained it" if is_other else ""
 
 
 def _precision(run: StoredRun) -> str:
-    asked = _asked(run, "precision")
-    if not asked or not run.precision or asked == run.precision:
+    requested = _requested(run, "precision")
+    if not requested or not run.precision or requested == run.precision:
         return ""
-    return f"precision {asked} was asked for, and it was computed in {run.precision}"
+    return f"precision {requested} was asked for, and it was computed in {run.precision}"
 
 
-def _asked(run: StoredRun, key: str) -> str:
+def _requested(run: StoredRun, key: str) -> str:
     table = run.config.get("run")
     value = table.get(key) if isinstance(table, dict) else None
     return value if isinstance(value, str) else ""
 
 
 def _rounds_text(numbers: Sequence[int]) -> str:
-    """Which rounds, as in "rounds 1-3, 7"."""
+    """Text of a list of rounds, such as "rounds 1-3, 7"."""
     spans: list[list[int]] = []
     for round in numbers:
         if spans and spans[-1][-1] == round - 1:
@@ -89,59 +89,62 @@ def _rounds_text(numbers: Sequence[int]) -> str:
     return f"round{'' if len(numbers) == 1 else 's'} {join_names(texts)}"
 
 
-WIDEST = 2000
-"""Nodes of a level that a picture of the tree can tell apart; a larger level is left out."""
+MAX_LEVEL_SIZE = 2000
+"""Maximum number of nodes of a level in the drawing of the tree; larger levels are left out."""
 
-STOPS = 100
-"""Rounds of a run that the slider over its nodes stops at."""
+MAX_SLIDER_STOPS = 100
+"""Maximum number of rounds at which the slider over node values stops."""
 
-MOST = 400_000
-"""Values of nodes that a page holds; where there are more, the slider has fewer stops."""
+MAX_NODE_VALUES = 400_000
+"""Maximum number of node values on a page; with more, the slider has fewer stops."""
 
 
 def trees(runs: Sequence[StoredRun], names: Sequence[str]) -> tuple[list[dict[str, Any]], list[int | None]]:
-    """Each tree and split once, with the names of the runs that have it; and whose is which."""
-    found: dict[str, dict[str, Any]] = {}
-    where: list[int | None] = []
+    """Distinct trees with the names of their runs, and the index of each run's tree."""
+    unique: dict[str, dict[str, Any]] = {}
+    indices: list[int | None] = []
     for run, name in zip(runs, names, strict=True):
         tree = tree_of(run.tree)
         if tree is None:
-            where.append(None)
+            indices.append(None)
             continue
         key = json.dumps(tree)
-        found.setdefault(key, {**tree, "runs": []})["runs"].append(name)
-        where.append(list(found).index(key))
-    return list(found.values()), where
+        unique.setdefault(key, {**tree, "runs": []})["runs"].append(name)
+        indices.append(list(unique).index(key))
+    return list(unique.values()), indices
 
 
-def node_values(run: StoredRun, tree: dict[str, Any], room: int) -> dict[str, Any] | None:
-    """The metrics of single nodes, by name and level: a list of the level's nodes for each of the
-    rounds the slider stops at. None where no node was evaluated."""
+def node_values(run: StoredRun, tree: dict[str, Any], max_values: int) -> dict[str, Any] | None:
+    """Metrics of nodes by name and level: one list per round at which the slider stops. None if no
+    node was evaluated."""
     levels = levels_of({"levels": tree["levels"]})
     records = [record for record in run.rounds if isinstance(record.get("nodes"), dict) and record["nodes"]]
     metrics = list(dict.fromkeys(name for record in records for node in record["nodes"].values() for name in node))
     nodes = sum(len(level["names"]) for level in tree["levels"])
-    stops = min(STOPS, max(2, room // max(1, nodes * len(metrics))))
-    kept = _spread(records, stops)
+    stops = min(MAX_SLIDER_STOPS, max(2, max_values // max(1, nodes * len(metrics))))
+    shown = _evenly_spaced(records, stops)
     values: dict[str, dict[str, list[list[float | None]]]] = {}
     for name in metrics:
-        for level, each in enumerate(tree["levels"]):
-            if any(levels.get(node) == level for record in kept for node in record["nodes"]):
-                rows = [[_short(record["nodes"].get(node, {}).get(name)) for node in each["names"]] for record in kept]
+        for level, stored_level in enumerate(tree["levels"]):
+            if any(levels.get(node) == level for record in shown for node in record["nodes"]):
+                rows = [
+                    [_rounded(record["nodes"].get(node, {}).get(name)) for node in stored_level["names"]]
+                    for record in shown
+                ]
                 values.setdefault(name, {})[str(level)] = rows
-    return {"rounds": [record["round"] for record in kept], "values": values} if values else None
+    return {"rounds": [record["round"] for record in shown], "values": values} if values else None
 
 
-def _spread(records: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """At most so many of the numbers, evenly spread, with the first and the last."""
-    if len(records) <= most:
+def _evenly_spaced(records: Sequence[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
+    """Select records at even distances, with the first and the last."""
+    if len(records) <= limit:
         return list(records)
-    return [records[round(place * (len(records) - 1) / (most - 1))] for place in range(most)]
+    return [records[round(index * (len(records) - 1) / (limit - 1))] for index in range(limit)]
 
 
-def _short(value: object) -> float | None:
-    found = plain_number(value)
-    return None if found is None else float(f"{found:.4g}")
+def _rounded(value: object) -> float | None:
+    number = plain_number(value)
+    return None if number is None else float(f"{number:.4g}")
 
 
 def tree_of(stored: dict[str, Any]) -> dict[str, Any] | None:
@@ -157,9 +160,9 @@ def tree_of(stored: dict[str, Any]) -> dict[str, Any] | None:
                 "labels": [[int(count) for count in counts] for counts in level["labels"]],
             }
             for level in stored["levels"]
-            if len(level["names"]) <= WIDEST
+            if len(level["names"]) <= MAX_LEVEL_SIZE
         ]
-        sound = all(
+        is_consistent = all(
             len(level["names"]) == len(level["samples"]) == len(level["labels"]) == len(level["weights"])
             for level in levels
         ) and all(
@@ -170,7 +173,7 @@ def tree_of(stored: dict[str, Any]) -> dict[str, Any] | None:
         classes = [str(name) for name in stored["classes"]]
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
-    if not sound or not levels or len(levels[0]["names"]) != 1:
+    if not is_consistent or not levels or len(levels[0]["names"]) != 1:
         return None
     left_out = [len(level["names"]) for level in stored["levels"][len(levels) :]]
     return {"classes": classes, "levels": levels, "left_out": left_out}
@@ -186,10 +189,10 @@ QUANTITIES = {
     "refused": ("refused", "updates a round"),
     "absent": ("absent", "nodes a round"),
 }
-"""Diagnostics in the order in which they are offered, how they read, and their units."""
+"""Titles and units of the diagnostics, in the order of the page."""
 
-COARSE = 5
-"""Significant digits of what no target is held against."""
+DIGITS_OF_DIAGNOSTICS = 5
+"""Significant digits of values that are not compared with targets."""
 
 
 def page_data(
@@ -197,99 +200,102 @@ def page_data(
     targets: Sequence[GoalLike | Goal] | None = None,
     unreadable: Sequence[str] = (),
     metric: str | None = None,
-    further: CostAxes | None = None,
+    extra_axes: CostAxes | None = None,
 ) -> dict[str, Any]:
-    """targets: values of metrics whose first round the summary names; those of the sweeps that the
-    runs are part of unless given, and fitting ones of metrics that these do not name. metric: the
-    targets', or else the default one, unless given. further: axes of networks."""
-    further = further or CostAxes()
-    runs, repeated = groups.one_of_each(runs)
-    found = groups.group_runs(runs, further.points)
-    metrics, judged = select_metric(found, metric)
-    chosen = _targets(runs, targets, metrics, judged)
-    if metric is None and chosen:
-        judged = chosen[0].measure
+    """Collect the data of the page.
+
+    targets: values of metrics whose first round the summary shows; by default those of the sweeps
+    of the runs, and suitable ones for other metrics. metric: the main metric; by default that of
+    the targets. extra_axes: axes of networks.
+    """
+    extra_axes = extra_axes or CostAxes()
+    runs, repeated = one_of_each(runs)
+    groups = group_runs(runs, extra_axes.points)
+    metrics, main = select_metric(groups, metric)
+    chosen_targets = _targets(runs, targets, metrics, main)
+    if metric is None and chosen_targets:
+        main = chosen_targets[0].metric
     depths = {len(run.tree["levels"]) - 1 for run in runs if run.tree.get("levels")}
-    goals = {each.name: default_targets(found, each) for each in metrics}
+    goals = {info.name: default_targets(groups, info) for info in metrics}
     goals |= {
-        each.name: [goal.value for measure, goal in chosen if measure == each]
-        for each in metrics
-        if any(measure == each for measure, _ in chosen)
+        info.name: [goal.value for target_metric, goal in chosen_targets if target_metric == info]
+        for info in metrics
+        if any(target_metric == info for target_metric, _ in chosen_targets)
     }
-    before, after = fixed_columns(found, metrics)
-    ordered = [run for setting in found for run in setting.runs]
-    named = [name for setting in found for name in run_names(setting)]
-    drawn, where = trees(ordered, named)
-    values = _node_values(ordered, drawn, where)
-    shown = iter(zip(named, where, values, strict=True))
+    before, after = fixed_columns(groups, metrics)
+    ordered = [run for group in groups for run in group.runs]
+    names = [name for group in groups for name in run_names(group)]
+    drawn_trees, tree_of_run = trees(ordered, names)
+    values = _node_values(ordered, drawn_trees, tree_of_run)
+    rows = iter(zip(names, tree_of_run, values, strict=True))
     return {
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "axes": {**AXES, **further.titles},
-        "metrics": [each.as_dict for each in metrics],
-        "metric": None if judged is None else judged.name,
+        "axes": {**AXES, **extra_axes.titles},
+        "metrics": [info.as_dict for info in metrics],
+        "metric": None if main is None else main.name,
         "targets": goals,
         "quantities": {name: {"title": title, "unit": unit} for name, (title, unit) in QUANTITIES.items()},
         "levels": [_level_title(level, depths) for level in range(max(depths, default=0) + 1)],
-        "settings": [_setting(setting, [next(shown) for _ in setting.runs]) for setting in found],
-        "summary": {"before": [each.as_dict for each in before], "after": [each.as_dict for each in after]},
-        "differences": groups.config_differences(found),
-        "shared": groups.common_config(found),
+        "settings": [_group_data(group, [next(rows) for _ in group.runs]) for group in groups],
+        "summary": {"before": [column.as_dict for column in before], "after": [column.as_dict for column in after]},
+        "differences": config_differences(groups),
+        "shared": common_config(groups),
         "environments": _environments(runs),
-        "trees": drawn,
-        "timelines": timelines(_clocked(found, further)),
-        "unreadable": [*unreadable, *repeated, *further.notes],
+        "trees": drawn_trees,
+        "timelines": timelines(_groups_on_networks(groups, extra_axes)),
+        "unreadable": [*unreadable, *repeated, *extra_axes.notes],
     }
 
 
 def _targets(
     runs: Sequence[StoredRun],
-    given: Sequence[GoalLike | Goal] | None,
+    targets: Sequence[GoalLike | Goal] | None,
     metrics: Sequence[MetricInfo],
-    judged: MetricInfo | None,
+    main: MetricInfo | None,
 ) -> list[Target]:
-    """The targets that are asked for, or those that the sweeps of these runs note, as far as the
-    runs have such metrics."""
-    if given is not None:
-        chosen = [] if judged is None else targets_of(given, metrics, judged, "--target")
+    """Requested targets, or those stored with the sweeps, as far as the runs have such metrics."""
+    if targets is not None:
+        chosen = [] if main is None else targets_of(targets, metrics, main, "--target")
         for target in chosen:
-            if not target.is_usual:
-                told = "is the wrong way round for a report, which counts the rounds to"
-                raise InvalidInput("--target", str(target.goal), f"{told} {target.measure.goal(target.goal.value)}")
+            if not target.has_default_direction:
+                reason = "is the wrong way round for a report, which counts the rounds to"
+                raise InvalidInput("--target", str(target.goal), f"{reason} {target.metric.goal(target.goal.value)}")
         return chosen
-    known = {each.name for each in metrics}
-    noted = [goal for folder in dict.fromkeys(run.path.parent for run in runs) if (goal := noted_target(folder))]
-    chosen = targets_of([goal for goal in noted if goal.metric in known], metrics, judged, "--target")
-    return [target for target in dict.fromkeys(chosen) if target.is_usual]
+    names = {each.name for each in metrics}
+    stored = [goal for folder in dict.fromkeys(run.path.parent for run in runs) if (goal := noted_target(folder))]
+    chosen = targets_of([goal for goal in stored if goal.metric in names], metrics, main, "--target")
+    return [target for target in dict.fromkeys(chosen) if target.has_default_direction]
 
 
-def run_names(setting: RunGroup) -> list[str]:
-    """A setting's runs, told apart by their seeds."""
-    return [setting.label if seed is None else f"{setting.label}, seed {seed}" for seed in setting.seeds]
+def run_names(group: RunGroup) -> list[str]:
+    """Names of the runs of a group, with their seeds."""
+    return [group.label if seed is None else f"{group.label}, seed {seed}" for seed in group.seeds]
 
 
-def _clocked(found: Sequence[RunGroup], further: CostAxes) -> list[GroupOnNetwork]:
-    """One run of each setting on each network: seeds differ in what is drawn only."""
+def _groups_on_networks(groups: Sequence[RunGroup], extra_axes: CostAxes) -> list[GroupOnNetwork]:
+    """First run of each group on each network: seeds change only the random draws."""
     return [
-        GroupOnNetwork(setting.label, run, network)
-        for setting in found
-        for priced in [further.priced[each.path] for each in setting.runs if each.path in further.priced][:1]
+        GroupOnNetwork(group.label, run, network)
+        for group in groups
+        for priced in [extra_axes.priced[run.path] for run in group.runs if run.path in extra_axes.priced][:1]
         for run, network in priced
     ]
 
 
 def _node_values(
-    runs: Sequence[StoredRun], drawn: Sequence[dict[str, Any]], where: Sequence[int | None]
+    runs: Sequence[StoredRun], drawn_trees: Sequence[dict[str, Any]], tree_of_run: Sequence[int | None]
 ) -> list[dict[str, Any] | None]:
-    room = MOST // max(1, len(runs))
+    max_values = MAX_NODE_VALUES // max(1, len(runs))
     return [
-        None if place is None else node_values(run, drawn[place], room) for run, place in zip(runs, where, strict=True)
+        None if index is None else node_values(run, drawn_trees[index], max_values)
+        for run, index in zip(runs, tree_of_run, strict=True)
     ]
 
 
-def _setting(setting: RunGroup, shown: Sequence[tuple[str, int | None, dict[str, Any] | None]]) -> dict[str, Any]:
+def _group_data(group: RunGroup, rows: Sequence[tuple[str, int | None, dict[str, Any] | None]]) -> dict[str, Any]:
     runs = []
-    for (title, tree, values), run, curve, seed in zip(shown, setting.runs, setting.curves, setting.seeds, strict=True):
-        is_bad, told = run_remarks(run, curve)
+    for (title, tree, values), run, curve, seed in zip(rows, group.runs, group.curves, group.seeds, strict=True):
+        is_bad, remarks = run_remarks(run, curve)
         runs.append(
             {
                 "title": title,
@@ -301,40 +307,39 @@ def _setting(setting: RunGroup, shown: Sequence[tuple[str, int | None, dict[str,
                 "total": run.total,
                 "diverged": curve.diverged,
                 "bad": is_bad,
-                "notes": told,
+                "notes": remarks,
                 "tree": tree,
                 "nodes": values,
                 "curve": _curve(curve),
             }
         )
     # one run is its own mean
-    return {"label": setting.label, "mean": None if len(runs) == 1 else _curve(setting.mean), "runs": runs}
+    return {"label": group.label, "mean": None if len(runs) == 1 else _curve(group.mean), "runs": runs}
 
 
 def _curve(curve: Curve) -> dict[str, Any]:
     return {
         "x": {name: _column(points) for name, points in curve.x.items()},
-        "y": {name: points if is_metric(name) else _coarse(points) for name, points in curve.y.items()},
-        "spread": {name: _coarse(points) for name, points in curve.spread.items()},
+        "y": {name: points if is_metric(name) else _shortened(points) for name, points in curve.y.items()},
+        "spread": {name: _shortened(points) for name, points in curve.spread.items()},
     }
 
 
 def _column(points: Points) -> Any:
-    """Points; those in even steps, as rounds are, by the first, the step and how many there are."""
+    """Points; evenly spaced ones as the first value, the step and the count."""
     if len(points) > 2 and points[0] is not None and points[1] is not None:
         first, step = points[0], points[1] - points[0]
-        if all(point == first + step * place for place, point in enumerate(points)):
+        if all(point == first + step * index for index, point in enumerate(points)):
             return {"first": first, "step": step, "count": len(points)}
     return points
 
 
-def _coarse(points: Points) -> Points:
-    return [None if point is None else float(f"{point:.{COARSE}g}") for point in points]
+def _shortened(points: Points) -> Points:
+    return [None if point is None else float(f"{point:.{DIGITS_OF_DIAGNOSTICS}g}") for point in points]
 
 
 def _level_title(level: int, depths: set[int]) -> dict[str, str]:
-    """How the drift of a level reads: the paper's names where it has one and all trees mean the
-    same by it."""
+    """Title of a level's drift: the paper's names if all trees have the same depth."""
     if level == 0:
         return {"title": "Root", "note": "the global model"}
     if len(depths) > 1:
@@ -348,7 +353,7 @@ def _level_title(level: int, depths: set[int]) -> dict[str, str]:
 
 
 def _environments(runs: Sequence[StoredRun]) -> list[dict[str, str]]:
-    """The environments that the runs were computed in, each one once."""
-    found = [each for run in runs for each in run.environments() or [run.environment]]
-    texts = {json.dumps(each, sort_keys=True, default=str): each for each in found}
-    return [{str(key): str(value) for key, value in each.items()} for each in texts.values()]
+    """Distinct environments in which the runs were computed."""
+    environments = [environment for run in runs for environment in run.environments() or [run.environment]]
+    texts = {json.dumps(environment, sort_keys=True, default=str): environment for environment in environments}
+    return [{str(key): str(value) for key, value in environment.items()} for environment in texts.values()]

@@ -1,4 +1,4 @@
-"""Run directories: written while a run goes on, read by everything else. docs/runs.md describes the
+"""Run folders: written during a run, read by all other commands. docs/runs.md describes the
 files."""
 
 from stratafl.runs.reader import StoredRun, list_runs, read_run

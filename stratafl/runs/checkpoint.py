@@ -24,7 +24,7 @@ from stratafl.runs import format
 from stratafl.runs.provenance import Provenance
 from stratafl.runs.round_log import LogDigest, read_verified
 
-NAMES = {
+DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -39,33 +39,32 @@ NAMES = {
 
 CHUNK = 1 << 24
 
-AHEAD = 16
-"""Chunks that may wait to be hashed: they keep what a GPU sent in memory."""
+MAX_PENDING_CHUNKS = 16
+"""Maximum number of chunks that wait to be hashed, since they stay in memory."""
 
 
 def write_tensors(file: BinaryIO, tensors: Mapping[str, Tensor]) -> str:
-    """The SHA-256 of what was written."""
+    """Write tensors in the safetensors format; returns the SHA-256 of the file."""
     digest = hashlib.sha256()
-    # hashing lets go of the interpreter's lock, so that a second core does it while this one hands
-    # bytes to the disk
-    with ThreadPoolExecutor(1) as beside:
-        waiting: deque[Future[None]] = deque()
+    # hashing releases the interpreter lock, so a second core hashes while this one writes
+    with ThreadPoolExecutor(1) as executor:
+        pending: deque[Future[None]] = deque()
         for part in _parts(tensors):
-            waiting.append(beside.submit(digest.update, part))
+            pending.append(executor.submit(digest.update, part))
             file.write(part)
-            if len(waiting) > AHEAD:
-                waiting.popleft().result()
+            if len(pending) > MAX_PENDING_CHUNKS:
+                pending.popleft().result()
     return digest.hexdigest()
 
 
 def _parts(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    # the wider ones first, so that each begins at a multiple of its width
+    # wide types first, so that each tensor is aligned to its width
     order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     header, end = {}, 0
     for name in order:
         tensor = tensors[name]
         begin, end = end, end + tensor.numel() * tensor.dtype.itemsize
-        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        header[name] = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
@@ -77,7 +76,7 @@ def _parts(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, or the complaint."""
+    """Read a safetensors file; raises if it is damaged."""
     try:
         return load_file(path)
     except (SafetensorError, OSError, ValueError) as problem:
@@ -85,11 +84,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 FORMAT = 3
-"""The version of the form of checkpoints. The first held all records themselves, and did not say
-what a run depends on; in the second, a federation's state was a list of levels for each kind of
-thing, where it now is one record per level."""
+"""Version of the format of checkpoints. Version 1 contained all records, and no provenance; version
+2 had a list of levels per kind of state, where there now is one record per level."""
 
-KEPT = 2
+KEPT_CHECKPOINTS = 2
 
 STATE, TENSORS, SUMS = "state.json", "tensors.safetensors", "SHA256SUMS"
 
@@ -99,22 +97,22 @@ _NAME = re.compile(r"(\d{6,})(?:-(\d{6,}))?")
 
 
 class Progress(NamedTuple):
-    """How far a run has come; a later one is greater."""
+    """Progress of a run, ordered by time."""
 
     round: int
-    """Global rounds that are done."""
+    """Number of completed global rounds."""
     meetings: int = 0
-    """How often the leaves have met their parents in the global round after those."""
+    """Number of synchronisations of the leaves in the current global round."""
 
     @property
     def name(self) -> str:
-        """The name of the checkpoint's folder."""
+        """Name of the checkpoint's folder."""
         return f"{self.round:06d}" + (f"-{self.meetings:06d}" if self.meetings else "")
 
     @staticmethod
     def named(name: str) -> Progress | None:
-        found = _NAME.fullmatch(name)
-        place = None if found is None else Progress(int(found[1]), int(found[2] or 0))
+        match = _NAME.fullmatch(name)
+        place = None if match is None else Progress(int(match[1]), int(match[2] or 0))
         return place if place is not None and place.name == name else None
 
     def __str__(self) -> str:
@@ -122,14 +120,14 @@ class Progress(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one run. Only the process that holds the run's lock may write."""
+    """Checkpoints of one run. Only the process that holds the run's lock may write."""
 
     def __init__(self, folder: Path, run: str):
         self.run_folder, self.folder, self.run = folder, folder / format.CHECKPOINTS, run
-        self.kept = sorted(self._present())
-        """The places of checkpoints that may be good."""
+        self.available = sorted(self._existing())
+        """Progress of each checkpoint that may be valid."""
 
-    def _present(self) -> list[Progress]:
+    def _existing(self) -> list[Progress]:
         try:
             places = [Progress.named(path.name) for path in self.folder.iterdir() if path.is_dir()]
             return [place for place in places if place is not None]
@@ -141,22 +139,23 @@ class Checkpoints:
     def path(self, place: Progress) -> Path:
         return self.folder / place.name
 
-    def write(self, place: Progress, state: StateDict, records: LogDigest, origins: Provenance) -> None:
-        """One more; then all but the last two are removed. If it cannot be written, they stay as
-        they are.
+    def write(self, place: Progress, state: StateDict, records: LogDigest, provenance: Provenance) -> None:
+        """Write a checkpoint and remove all but the last two; if it cannot be written, all stay.
 
-        records: those of all rounds so far, which take the place of the state's history.
+        records: digest of all rounds so far, which replaces the history of the state.
         """
         final = self.path(place)
         files.make_folder(self.folder)
         with files.atomic_folder(final) as partial:
-            self._fill(partial, place, state, records, origins)
+            self._fill(partial, place, state, records, provenance)
             if final.exists() or final.is_symlink():
-                # one that was found damaged: those that are good are of other places
+                # only a damaged checkpoint can be at this place
                 files.remove_tree(final)
-        self.keep_only(*[*(before for before in self.kept if before < place), place][-KEPT:])
+        self.keep_only(*[*(before for before in self.available if before < place), place][-KEPT_CHECKPOINTS:])
 
-    def _fill(self, folder: Path, place: Progress, state: StateDict, records: LogDigest, origins: Provenance) -> None:
+    def _fill(
+        self, folder: Path, place: Progress, state: StateDict, records: LogDigest, provenance: Provenance
+    ) -> None:
         packed, tensors = to_json_and_tensors({name: value for name, value in state.items() if name != "history"})
         described = {
             "format": FORMAT,
@@ -164,7 +163,7 @@ class Checkpoints:
             **place._asdict(),
             "created": format.now(),
             "records": records._asdict(),
-            "inputs": origins._asdict(),
+            "inputs": provenance._asdict(),
             "state": packed,
         }
         text = json.dumps(described).encode()
@@ -179,15 +178,15 @@ class Checkpoints:
         files.sync_folder(folder)
 
     def read(self, place: Progress) -> StateDict:
-        """A checkpoint whose every byte is as it was written, with the records it belongs to, or
-        the complaint."""
+        """Read a checkpoint, verified by checksums, with its round records; raises if it is
+        damaged."""
         folder = self.path(place)
-        described, sums = self._described(place)
+        described, sums = self._read_description(place)
         if sums != _sum(_digest(folder / TENSORS), TENSORS):
             raise files.cannot_read(folder, CHANGED)
-        mark = described["records"]
-        format.check_fields(folder / STATE, mark, {"size": int, "sha256": str})
-        history = read_verified(self.run_folder, LogDigest(mark["size"], mark["sha256"]))
+        digest = described["records"]
+        format.check_fields(folder / STATE, digest, {"size": int, "sha256": str})
+        history = read_verified(self.run_folder, LogDigest(digest["size"], digest["sha256"]))
         if len(history) != place.round:
             raise files.cannot_read(folder, f"its records are not those of {place.round} rounds")
         try:
@@ -198,47 +197,48 @@ class Checkpoints:
             raise files.cannot_read(folder, f"its state is not that of {place}")
         return {**state, "history": history}
 
-    def origins(self, place: Progress) -> Provenance:
-        """What the run depended on when this one was written."""
-        return Provenance.read(self.path(place) / STATE, self._described(place)[0]["inputs"])
+    def provenance(self, place: Progress) -> Provenance:
+        """Provenance of the run when this checkpoint was written."""
+        return Provenance.read(self.path(place) / STATE, self._read_description(place)[0]["inputs"])
 
-    def _described(self, place: Progress) -> tuple[dict[str, Any], bytes]:
-        """The checked contents of state.json, and the other checksums."""
+    def _read_description(self, place: Progress) -> tuple[dict[str, Any], bytes]:
+        """Verified contents of state.json, and the other checksums."""
         folder = self.path(place)
         if folder.is_symlink() or not folder.is_dir():
             raise files.cannot_read(folder, "not a plain folder")
         text = files.read_bytes(folder / STATE)
-        mine, sums = _sum(hashlib.sha256(text).hexdigest(), STATE), files.read_bytes(folder / SUMS)
-        if not sums.startswith(mine):
+        own_sum, sums = _sum(hashlib.sha256(text).hexdigest(), STATE), files.read_bytes(folder / SUMS)
+        if not sums.startswith(own_sum):
             raise files.cannot_read(folder, CHANGED)
         described = files.parse_json(folder / STATE, text)
         format.check_fields(folder / STATE, described, {"format": int, "run": str, "round": int, "state": dict})
         if described["format"] != FORMAT:
             raise files.cannot_read(folder, f"format {described['format']}; this version reads {FORMAT}")
         format.check_fields(folder / STATE, described, {"records": dict, "inputs": dict})
-        # not noted before there were checkpoints inside a round
+        # missing before there were checkpoints within rounds
         format.check_fields(folder / STATE, {"meetings": 0, **described}, {"meetings": int})
-        its_place = Progress(described["round"], described.get("meetings", 0))
-        if (described["run"], its_place) != (self.run, place):
-            raise files.cannot_read(folder, f"it belongs to {its_place} of run {described['run']}")
-        return described, sums.removeprefix(mine)
+        stored_place = Progress(described["round"], described.get("meetings", 0))
+        if (described["run"], stored_place) != (self.run, place):
+            raise files.cannot_read(folder, f"it belongs to {stored_place} of run {described['run']}")
+        return described, sums.removeprefix(own_sum)
 
     def newest_first(self) -> Iterator[Progress]:
-        return reversed(self.kept)
+        return reversed(self.available)
 
-    def believe(self, place: Progress) -> None:
-        """Take this one and those before it for good: the next write removes the others."""
-        self.kept = [each for each in self.kept if each <= place]
+    def discard_newer_than(self, place: Progress) -> None:
+        """Mark this checkpoint as the newest valid one; newer ones are deleted at the next
+        write."""
+        self.available = [other for other in self.available if other <= place]
 
     def keep_only(self, *places: Progress) -> None:
-        for place in self._present():
+        for place in self._existing():
             if place not in places:
                 files.remove_tree(self.path(place))
-        self.kept = list(places)
+        self.available = list(places)
 
 
 def _sum(digest: str, name: str) -> bytes:
-    """A line of the checksums."""
+    """Line of the checksums."""
     return f"{digest}  {name}\n".encode()
 
 

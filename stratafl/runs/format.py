@@ -20,7 +20,7 @@ from stratafl.base.files import cannot_read, cannot_write, read_json
 from stratafl.config.paths import renamed
 
 FORMAT = 1
-"""The version of the form of run directories; raised when a reader of the last one would misread
+"""Version of the format of run folders; raised when a reader of the last version would misread
 them."""
 
 RUNNING, DONE, INTERRUPTED, FAILED = STATUSES = ("running", "done", "interrupted", "failed")
@@ -33,43 +33,42 @@ CHECKPOINTS = "checkpoints"
 
 FILES = (RUN, STATUS, ROUNDS, TREE, SUMMARY, MODEL, LOCK)
 
-LONGEST = 100
+MAX_NAME_LENGTH = 100
 
 LARGEST = 1 << 63
-"""A count beyond this is no count."""
+"""Largest valid count."""
 
-DEEPEST = 100
+MAX_DEPTH = 100
 
-_NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.=+-]{{0,{LONGEST - 1}}}")
+_NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.=+-]{{0,{MAX_NAME_LENGTH - 1}}}")
 
 
 def check_name(name: str) -> str:
-    """The name itself if it can be part of a folder's, otherwise the complaint."""
+    """Return a name if it can be part of a folder's name; raises otherwise."""
     if not _NAME.fullmatch(name):
-        allowed = f"must be 1 to {LONGEST} letters, digits or any of . _ - + =, and begin with none of . - + ="
+        allowed = f"must be 1 to {MAX_NAME_LENGTH} letters, digits or any of . _ - + =, and begin with none of . - + ="
         raise InvalidInput("--name", name, allowed)
     return name
 
 
 def slug(text: str) -> str:
-    """A name made of any text."""
-    return (re.sub(r"[^A-Za-z0-9_.=+-]+", "-", text).strip("-.=+") or "run")[:LONGEST]
+    """Create a file name from any text."""
+    return (re.sub(r"[^A-Za-z0-9_.=+-]+", "-", text).strip("-.=+") or "run")[:MAX_NAME_LENGTH]
 
 
 def new_id() -> str:
-    """Sorts by time, and two of the same millisecond differ."""
+    """Create an id; ids sort by time, and two of the same millisecond differ."""
     now = datetime.now(UTC)
     return f"{now:%Y%m%d-%H%M%S}-{now.microsecond // 1000:03d}{secrets.token_hex(1)}"
 
 
 def now() -> str:
-    """The time in UTC, as files of a run have it."""
+    """Current UTC time, as stored in a run's files."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def check_plain(folder: Path) -> None:
-    """Refuse a run directory in which a link or something else stands in the place of a file or a
-    folder."""
+    """Reject a run folder in which a link or another special file replaces a file or folder."""
     for name in FILES:
         path = folder / name
         if path.is_symlink() or (path.exists() and not path.is_file()):
@@ -80,54 +79,56 @@ def check_plain(folder: Path) -> None:
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """run.json, if it is one this version can read."""
+    """Read run.json, if this version can."""
     path = folder / RUN
     if not path.exists() and not path.is_symlink():
         raise InvalidInput("run folder", folder, f"no {RUN} in it" if folder.is_dir() else "no such folder")
-    found = read_json(path)
-    check_fields(path, found, {"format": int, "name": str, "id": str, "created": str, "config": dict,
+    described = read_json(path)
+    check_fields(path, described, {"format": int, "name": str, "id": str, "created": str, "config": dict,
                                "engine": str, "data": str, "environment": dict})  # fmt: skip
-    if found["format"] != FORMAT:
-        raise cannot_read(path, f"format {found['format']}, and this version reads format {FORMAT}")
+    if described["format"] != FORMAT:
+        raise cannot_read(path, f"format {described['format']}, and this version reads format {FORMAT}")
     # not noted by the first versions
-    check_fields(path, found, {key: str for key in ("how", "precision", "folder") if key in found})
-    check_fields(path, found, {key: kind for key, kind in {"notes": list, "objects": dict}.items() if key in found})
-    check_depth(path, found)
-    check_time(path, "created", found["created"])
-    if "inputs" in found:
-        check_fields(path, found["inputs"], {"config": str, "files": dict})
-        check_fields(path, found["inputs"]["files"], dict.fromkeys(found["inputs"]["files"], str))
-    if "continued" in found:
-        check_fields(path, found, {"continued": list})
-        for each in found["continued"]:
-            check_fields(path, each, {"after": int, "time": str, "environment": dict})
+    check_fields(path, described, {key: str for key in ("how", "precision", "folder") if key in described})
+    check_fields(
+        path, described, {key: kind for key, kind in {"notes": list, "objects": dict}.items() if key in described}
+    )
+    check_depth(path, described)
+    check_time(path, "created", described["created"])
+    if "inputs" in described:
+        check_fields(path, described["inputs"], {"config": str, "files": dict})
+        check_fields(path, described["inputs"]["files"], dict.fromkeys(described["inputs"]["files"], str))
+    if "continued" in described:
+        check_fields(path, described, {"continued": list})
+        for continuation in described["continued"]:
+            check_fields(path, continuation, {"after": int, "time": str, "environment": dict})
             kinds = {"changed": list, "meetings": int}
-            check_fields(path, each, {key: kind for key, kind in kinds.items() if key in each})
-    return found
+            check_fields(path, continuation, {key: kind for key, kind in kinds.items() if key in continuation})
+    return described
 
 
 def moved_along(described: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A run's description with its files where they are now: one that was moved or copied together
-    with its run is where it was from there."""
-    before, now = described.get("folder", ""), os.path.abspath(folder)
-    if before in ("", now):
+    """Adapt the paths in a run's description: files that were moved together with the run are found
+    at their new place."""
+    old_folder, new_folder = described.get("folder", ""), os.path.abspath(folder)
+    if old_folder in ("", new_folder):
         return described
 
-    def new(text: str) -> str:
+    def relocate(text: str) -> str:
         if not os.path.isabs(text):
             return text
-        place = os.path.normpath(os.path.join(now, os.path.relpath(text, before)))
-        return place if os.path.exists(place) else text
+        relocated = os.path.normpath(os.path.join(new_folder, os.path.relpath(text, old_folder)))
+        return relocated if os.path.exists(relocated) else text
 
-    found = {**described, "config": renamed(described["config"], new)}
+    moved = {**described, "config": renamed(described["config"], relocate)}
     if "inputs" in described:
         inputs = described["inputs"]
-        found["inputs"] = {**inputs, "files": {new(name): digest for name, digest in inputs["files"].items()}}
-    return found
+        moved["inputs"] = {**inputs, "files": {relocate(name): digest for name, digest in inputs["files"].items()}}
+    return moved
 
 
 def flat_config(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """A nested table as one of dotted keys; an empty table says nothing."""
+    """Flatten a nested table to dotted keys; empty tables are dropped."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
         name = f"{path}.{key}" if path else str(key)
@@ -139,93 +140,94 @@ def flat_config(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 
 def continuations(described: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Where a run went on, of those there is a record of: after which round, when, with what, and
-    what was changed."""
+    """Recorded continuations of a run: after which round, when, in which environment, and with
+    which changes."""
     return list(described.get("continued", ()))
 
 
-def strings_in(found: object) -> list[str]:
-    """The texts in a list; none where a file holds something else."""
-    return [each for each in found if isinstance(each, str)] if isinstance(found, list | tuple) else []
+def strings_in(value: object) -> list[str]:
+    """Strings of a list; empty for any other value."""
+    return [entry for entry in value if isinstance(entry, str)] if isinstance(value, list | tuple) else []
 
 
 def directions(described: Mapping[str, Any]) -> dict[str, str]:
-    """Which way each metric of a run is better, as far as its description says so."""
-    told = described.get("better")
-    return {str(k): v for k, v in told.items() if v in ("higher", "lower")} if isinstance(told, dict) else {}
+    """Directions in which the metrics of a run are better, as far as they are recorded."""
+    better = described.get("better")
+    return {str(k): v for k, v in better.items() if v in ("higher", "lower")} if isinstance(better, dict) else {}
 
 
 def exclusion_counts(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """How often each node was left out of a meeting, by the reason: refused, of these too large,
-    absent where the run was deployed, and late where its parents wait by time."""
+    """Number of times each node was left out, by reason.
+
+    Reasons are refused, too_large (a part of those), absent in deployed runs, and late where
+    parents wait by time.
+    """
     counts: dict[str, Counter[str]] = {"refused": Counter(), "too_large": Counter()}
     for record in records:
-        for why in ("refused", "too_large", *(why for why in ("absent", "late") if why in record)):
-            counts.setdefault(why, Counter()).update(excluded_nodes(record, why))
-    return {why: dict(found) for why, found in counts.items()}
+        for reason in ("refused", "too_large", *(reason for reason in ("absent", "late") if reason in record)):
+            counts.setdefault(reason, Counter()).update(excluded_nodes(record, reason))
+    return {reason: dict(counter) for reason, counter in counts.items()}
 
 
-def excluded_nodes(record: Mapping[str, Any], why: str) -> list[str]:
-    """The nodes that a round's record names; none where it holds something else."""
-    return strings_in(record.get(why))
+def excluded_nodes(record: Mapping[str, Any], reason: str) -> list[str]:
+    """Nodes that a round's record names for a reason; empty for a damaged record."""
+    return strings_in(record.get(reason))
 
 
-def check_fields(path: Path, found: object, wanted: Mapping[str, type | tuple[type, ...]]) -> None:
-    """Refuse a JSON file that is not a table with these keys and kinds of values."""
-    if not isinstance(found, dict):
+def check_fields(path: Path, table: object, kinds: Mapping[str, type | tuple[type, ...]]) -> None:
+    """Reject a JSON file that is not a table with these keys and kinds of values."""
+    if not isinstance(table, dict):
         raise cannot_read(path, "not a table")
-    for key, kind in wanted.items():
-        if key not in found:
+    for key, kind in kinds.items():
+        if key not in table:
             raise cannot_read(path, f"{key!r} is missing")
-        value = found[key]
+        value = table[key]
         if not isinstance(value, kind) or isinstance(value, bool) or (isinstance(value, int) and abs(value) > LARGEST):
             raise cannot_read(path, f"{key!r} has the wrong kind of value")
 
 
 def check_time(path: Path, key: str, text: str) -> None:
-    """Refuse a text in a run's file that is no time."""
+    """Reject a text that is not a time."""
     try:
         datetime.fromisoformat(text)
     except ValueError:
         raise cannot_read(path, f"{key!r} is no time") from None
 
 
-def check_depth(path: Path, found: object) -> None:
-    """Refuse what only a program nests so deeply; whoever walks through it would give up
-    somewhere."""
-    inside, depth = [found], 0
-    while inside:
-        if depth > DEEPEST:
+def check_depth(path: Path, value: object) -> None:
+    """Reject values that are nested too deeply for recursive functions."""
+    values, depth = [value], 0
+    while values:
+        if depth > MAX_DEPTH:
             raise cannot_read(path, "nested too deeply")
-        tables = [each for each in inside if isinstance(each, dict | list)]
-        inside = [value for each in tables for value in (each.values() if isinstance(each, dict) else each)]
+        containers = [table for table in values if isinstance(table, dict | list)]
+        values = [value for table in containers for value in (table.values() if isinstance(table, dict) else table)]
         depth += 1
 
 
 LOCK_TIMEOUT_S = 1.0
-"""Seconds: somebody who only looks whether a run is alive holds the lock for a moment."""
+"""Seconds to wait for the lock: a process that checks whether a run is alive holds it briefly."""
 
 
 class RunLock:
-    """The right to write a run directory, which one process has at a time and loses when it
-    ends."""
+    """Lock of a run folder: one process writes at a time; the lock ends with the process."""
 
-    def __init__(self, folder: Path, doing: str = "is writing it"):
-        """doing: what the process does that has it, in words."""
+    def __init__(self, folder: Path, activity: str = "is writing it"):
+        """activity: what the process does that has the lock, in words."""
         path = folder / LOCK
         try:
             self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
         except OSError as problem:
             raise cannot_write(path, problem) from None
-        if not _is_plain(self._handle):
+        if not _is_regular(self._handle):
             os.close(self._handle)
             raise cannot_read(path, "not a plain file")
-        give_up = time.monotonic() + LOCK_TIMEOUT_S
-        while not _taken(self._handle):
-            if time.monotonic() > give_up:
+        deadline = time.monotonic() + LOCK_TIMEOUT_S
+        while not _try_lock(self._handle):
+            if time.monotonic() > deadline:
                 pid = os.read(self._handle, 20).decode(errors="replace").strip() or "unknown"
                 os.close(self._handle)
-                raise InvalidInput("run folder", folder, f"process {pid} {doing}")
+                raise InvalidInput("run folder", folder, f"process {pid} {activity}")
             time.sleep(0.02)
         try:
             os.ftruncate(self._handle, 0)
@@ -239,9 +241,8 @@ class RunLock:
             os.ftruncate(self._handle, 0)
         os.close(self._handle)
 
-    def leave(self) -> None:
-        """Let go of the lock in a copy of the process that holds it: it stays with the original
-        alone."""
+    def close_in_child(self) -> None:
+        """Close the lock in a forked child; the parent keeps it."""
         os.close(self._handle)
 
 
@@ -253,16 +254,16 @@ def is_locked(folder: Path) -> bool:
     except OSError:
         return False
     try:
-        return _is_plain(handle) and not _taken(handle, shared=True)
+        return _is_regular(handle) and not _try_lock(handle, shared=True)
     finally:
         os.close(handle)
 
 
-def _is_plain(handle: int) -> bool:
+def _is_regular(handle: int) -> bool:
     return stat.S_ISREG(os.fstat(handle).st_mode)
 
 
-def _taken(handle: int, shared: bool = False) -> bool:
+def _try_lock(handle: int, shared: bool = False) -> bool:
     try:
         import fcntl
     except ImportError:

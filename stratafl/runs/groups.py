@@ -1,4 +1,5 @@
-"""Stored runs, collected from folders and archives, grouped by settings, named by what differs."""
+"""Groups of stored runs: collected from folders and archives, grouped by config, named by what
+differs."""
 
 from __future__ import annotations
 
@@ -11,13 +12,13 @@ from pathlib import Path, PurePath
 
 from stratafl.base.errors import InvalidInput, escape_control, join_names
 from stratafl.runs import StoredRun, format, read_run
-from stratafl.runs.curves import ABSENT, Curve, MetricInfo, Points, curve_of, main_metric, mean_curve, measures
+from stratafl.runs.curves import ABSENT, Curve, MetricInfo, Points, curve_of, main_metric, mean_curve, metric_infos
 from stratafl.runs.format import DONE, flat_config
 from stratafl.runs.provenance import EXECUTION, STORAGE, files_of, identity
 from stratafl.runs.reader import ENDINGS, Reader, UnreadableRun, scan, stamp_of, unpacked
 
 Flat = Mapping[str, object]
-"""A config by dotted keys."""
+"""Config with dotted keys."""
 
 METHODS = {
     "hfedavg": "HFedAvg",
@@ -31,56 +32,57 @@ METHODS = {
     "adam": "FedAdam",
     "yogi": "FedYogi",
 }
-"""Methods as papers write them; others have the name they go by."""
+"""Names of methods in papers; other methods have their own names."""
 
 METHOD, RULES, PERIODS = "method.name", "method.rules", "schedule.periods"
 
-SPEAKING = (METHOD, RULES, "model.name", "data.name", "data.partition")
-"""Keys whose values speak for themselves."""
+SELF_EXPLANATORY = (METHOD, RULES, "model.name", "data.name", "data.partition")
+"""Keys whose values are shown without the key."""
 
 SECTIONS = ("method", "data", "model", "leaf", "objective", "schedule", "tree", "run")
-"""Sections in the order in which they are of interest; others come before the last."""
+"""Sections in the order of their importance; unknown ones come before the last."""
 
-FEW = 3
-"""So many keys that differ are all named; of more, those that it takes to tell settings apart."""
+MAX_NAMED_KEYS = 3
+"""Maximum number of differing keys that are all named; of more, only those needed to distinguish
+groups."""
 
-LONGEST = 48
-"""Letters that a value may have in a name."""
+MAX_VALUE_LENGTH = 48
+"""Maximum length of a value in a name."""
 
 
 def group_names(flats: Sequence[Flat]) -> list[str]:
-    """One name per setting. Names may be alike where values are that differ only further on than a
-    name shows."""
+    """Choose one name per group. Names are equal if values differ only beyond their maximum
+    length."""
     keys = sorted({key for flat in flats for key in flat}, key=_rank)
     differing = [key for key in keys if key != METHOD and len({_value(flat, key) for flat in flats}) > 1]
-    # a rate is also in the schedule that it begins: one of the same word and values says it all
+    # a rate is also in the schedule that it begins: one key with these values is enough
     differing = list({(_word(key), *(_value(flat, key) for flat in flats)): key for key in differing[::-1]}.values())
     differing.sort(key=_rank)
-    # what some do not have at all is often a parameter of another method, or of a later version;
-    # and how long or where a run ran is the last thing to name it by
-    first = [key for key in differing if len({_value(flat, key) for flat in flats if key in flat}) > 1]
-    first = [key for key in first if not key.startswith("run.")]
-    chosen = first if len(first) <= FEW else []
+    # keys that some do not have are often parameters of another method, or of a later version;
+    # length and place of execution come last
+    preferred = [key for key in differing if len({_value(flat, key) for flat in flats if key in flat}) > 1]
+    preferred = [key for key in preferred if not key.startswith("run.")]
+    chosen = preferred if len(preferred) <= MAX_NAMED_KEYS else []
     for key in differing:
-        if key not in chosen and len(_kinds(flats, [*chosen, key])) > len(_kinds(flats, chosen)):
+        if key not in chosen and len(_distinct(flats, [*chosen, key])) > len(_distinct(flats, chosen)):
             chosen = [*chosen, key]
     chosen.sort(key=_rank)
-    made: list[str] = []
-    # where files lie is of interest only where it is all that differs
-    for given in ([{key: _file(value) for key, value in flat.items()} for flat in flats], flats):
-        made = [_name(flat, chosen, given) for flat in given]
-        if len(set(made)) == len(made):
+    names: list[str] = []
+    # folders are shown only if nothing else differs
+    for shown_flats in ([{key: _file(value) for key, value in flat.items()} for flat in flats], flats):
+        names = [_name(flat, chosen, shown_flats) for flat in shown_flats]
+        if len(set(names)) == len(names):
             break
-    return made
+    return names
 
 
 def _file(value: object) -> object:
-    """A full path as the file's own name; anything else as it is."""
+    """File name of a full path; other values as they are."""
     return PurePath(value).name if isinstance(value, str) and value.startswith(os.sep) else value
 
 
 def method_label(flat: Flat) -> str:
-    """The method of a config, or its rules, root first."""
+    """Name of a config's method, or of its rules, root first."""
     if METHOD in flat:
         name = str(flat[METHOD])
         return METHODS.get(name, name)
@@ -88,14 +90,17 @@ def method_label(flat: Flat) -> str:
 
 
 def value_text(value: object) -> str:
-    """A value as people write it: a named table is its name and its values, a list is divided by
-    strokes, and of what was in memory there is the beginning of its digest."""
+    """Format a value for people.
+
+    A named table is its name and its values, a list is separated by slashes, and an object in
+    memory is the beginning of its digest.
+    """
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping) and "sha256" in value:
         return f"#{str(value['sha256'])[:6]}"
     if isinstance(value, Mapping):
-        return " ".join(value_text(each) for each in value.values())
+        return " ".join(value_text(entry) for entry in value.values())
     if isinstance(value, list | tuple):
         return " / ".join(map(value_text, value))
     if isinstance(value, float) and float(f"{value:g}") == value:
@@ -122,22 +127,24 @@ def _part(key: str, value: object) -> str:
     if value is True:
         return word
     text = value_text(value)
-    text = text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
-    return text if key in SPEAKING else f"{word} {text}"
+    text = text if len(text) <= MAX_VALUE_LENGTH else f"{text[: MAX_VALUE_LENGTH - 1]}…"
+    return text if key in SELF_EXPLANATORY else f"{word} {text}"
 
 
 def _periods(flat: Flat, flats: Sequence[Flat]) -> list[str]:
-    """E and H of a tree of two edge levels, as the paper has them, where they differ."""
-    every = [each.get(PERIODS) for each in flats]
-    pairs = [[value_text(part) for part in each] for each in every if isinstance(each, list | tuple) and len(each) == 2]
-    if len(pairs) < len(every):
+    """Periods as E and H, as in the paper, if all trees have two edge levels."""
+    values = [value.get(PERIODS) for value in flats]
+    pairs = [
+        [value_text(part) for part in value] for value in values if isinstance(value, list | tuple) and len(value) == 2
+    ]
+    if len(pairs) < len(values):
         return [_part(PERIODS, flat[PERIODS])]
-    own = pairs[flats.index(flat)]
-    return [f"{letter} = {own[n]}" for n, letter in enumerate("EH") if len({pair[n] for pair in pairs}) > 1]
+    periods = pairs[flats.index(flat)]
+    return [f"{letter} = {periods[n]}" for n, letter in enumerate("EH") if len({pair[n] for pair in pairs}) > 1]
 
 
-def _kinds(flats: Sequence[Flat], chosen: Sequence[str]) -> set[tuple[str, ...]]:
-    """Settings that the method and these keys tell apart."""
+def _distinct(flats: Sequence[Flat], chosen: Sequence[str]) -> set[tuple[str, ...]]:
+    """Distinct combinations of the method and these keys."""
     return {(method_label(flat), *(_value(flat, key) for key in chosen)) for flat in flats}
 
 
@@ -147,8 +154,8 @@ def _value(flat: Flat, key: str) -> str:
 
 def _rank(key: str) -> tuple[int, bool, bool, str]:
     section, _, word = key.partition(".")
-    place = SECTIONS.index(section) if section in SECTIONS else len(SECTIONS) - 2
-    return place, word != "name", word not in ("lr", "partition"), key
+    index = SECTIONS.index(section) if section in SECTIONS else len(SECTIONS) - 2
+    return index, word != "name", word not in ("lr", "partition"), key
 
 
 SEED = "run.seed"
@@ -156,102 +163,108 @@ SEED = "run.seed"
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs with one config but for the seed."""
+    """Runs with the same config except for the seed."""
 
     label: str
     runs: list[StoredRun]
     curves: list[Curve]
-    """One curve per run."""
+    """Curves of the runs."""
     mean: Curve
 
     @property
     def seeds(self) -> list[int | str | None]:
-        found = [flat_config(run.config).get(SEED) for run in self.runs]
-        return [seed if seed is None or type(seed) is int else _text(seed) for seed in found]
+        seeds = [flat_config(run.config).get(SEED) for run in self.runs]
+        return [seed if seed is None or type(seed) is int else _text(seed) for seed in seeds]
 
 
-def group_runs(runs: Sequence[StoredRun], further: Mapping[Path, Mapping[str, Points]] | None = None) -> list[RunGroup]:
-    """The runs by setting, one of each seed, in the order in which each setting first appears.
-    further: by run, axes of its curve besides its own."""
-    groups: dict[str, list[StoredRun]] = {}
+def group_runs(
+    runs: Sequence[StoredRun], extra_axes: Mapping[Path, Mapping[str, Points]] | None = None
+) -> list[RunGroup]:
+    """Group runs by their config, one per seed, in the order of the first run of each group.
+
+    extra_axes: further axes of the runs' curves.
+    """
+    by_identity: dict[str, list[StoredRun]] = {}
     for run in one_of_each(runs)[0]:
-        groups.setdefault(identity(run, seed=False), []).append(run)
-    families = list(groups.values())
-    found = []
-    for label, family in zip(_labels(families), families, strict=True):
-        curves = [curve_of(run, (further or {}).get(run.path)) for run in family]
-        found.append(RunGroup(label, family, curves, mean_curve(curves)))
-    return found
+        by_identity.setdefault(identity(run, seed=False), []).append(run)
+    groups = list(by_identity.values())
+    run_groups = []
+    for label, group in zip(_labels(groups), groups, strict=True):
+        curves = [curve_of(run, (extra_axes or {}).get(run.path)) for run in group]
+        run_groups.append(RunGroup(label, group, curves, mean_curve(curves)))
+    return run_groups
 
 
 def one_of_each(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], list[str]]:
-    """Of the runs of one setting and seed the newest that is complete, or else the longest; and a
-    line for the others."""
-    same: dict[str, list[StoredRun]] = {}
-    for place, run in enumerate(runs):
-        # of runs that do not say their seed nobody knows whether it is one
-        which = identity(run) if SEED in flat_config(run.config) else str(place)
-        same.setdefault(which, []).append(run)
-    kept, told = [], []
-    for family in same.values():
-        newest = max(family, key=lambda run: run.id)
-        chosen = max(family, key=lambda run: (run.status == DONE, run.status == DONE or run.round, run.id))
-        kept.append(chosen)
-        if len(family) > 1:
-            which = "newer" if len(family) == 2 else "newest"
-            shown = which if chosen is newest else f"{which} that is complete" if chosen.status == DONE else "longest"
-            others = join_names([run.id for run in family if run is not chosen])
-            counted = f"{len(family)} runs of seed {flat_config(chosen.config)[SEED]}{_ways(family)}"
-            told.append(f"{chosen.name}: {counted}: the {shown} is shown, not {others}")
-    return kept, told
+    """Select one run per config and seed: the newest complete one, or else the longest.
+
+    Returns the runs, and remarks about the others.
+    """
+    duplicates: dict[str, list[StoredRun]] = {}
+    for index, run in enumerate(runs):
+        # runs without a seed cannot be compared
+        key = identity(run) if SEED in flat_config(run.config) else str(index)
+        duplicates.setdefault(key, []).append(run)
+    selected, remarks = [], []
+    for copies in duplicates.values():
+        newest = max(copies, key=lambda run: run.id)
+        chosen = max(copies, key=lambda run: (run.status == DONE, run.status == DONE or run.round, run.id))
+        selected.append(chosen)
+        if len(copies) > 1:
+            word = "newer" if len(copies) == 2 else "newest"
+            description = (
+                word if chosen is newest else f"{word} that is complete" if chosen.status == DONE else "longest"
+            )
+            others = join_names([run.id for run in copies if run is not chosen])
+            count = f"{len(copies)} runs of seed {flat_config(chosen.config)[SEED]}{_execution_differences(copies)}"
+            remarks.append(f"{chosen.name}: {count}: the {description} is shown, not {others}")
+    return selected, remarks
 
 
-def _ways(family: Sequence[StoredRun]) -> str:
-    """How runs differ that are the same up to how they were computed."""
-    flats = [flat_config(run.config) for run in family]
-    found = {key: dict.fromkeys(_text(flat.get(f"run.{key}")) for flat in flats) for key in EXECUTION}
-    told = [f"{key} {' and '.join(values)}" for key, values in found.items() if len(values) > 1]
-    return f" ({', '.join(told)})" if told else ""
+def _execution_differences(runs: Sequence[StoredRun]) -> str:
+    """Differences in device, engine and precision between equal runs."""
+    flats = [flat_config(run.config) for run in runs]
+    values_by_key = {key: dict.fromkeys(_text(flat.get(f"run.{key}")) for flat in flats) for key in EXECUTION}
+    differences = [f"{key} {' and '.join(values)}" for key, values in values_by_key.items() if len(values) > 1]
+    return f" ({', '.join(differences)})" if differences else ""
 
 
-def config_differences(found: Sequence[RunGroup]) -> dict[str, list[str]]:
-    """Config keys whose values are not the same everywhere, each with one text per setting."""
-    flats = [_shown(setting.runs) for setting in found]
+def config_differences(groups: Sequence[RunGroup]) -> dict[str, list[str]]:
+    """Config keys whose values differ, each with one text per group."""
+    flats = [_config_texts(group.runs) for group in groups]
     keys = sorted({key for flat in flats for key in flat})
     return {key: values for key in keys if len(set(values := [flat.get(key, ABSENT) for flat in flats])) > 1}
 
 
-def common_config(found: Sequence[RunGroup]) -> dict[str, str]:
-    """The rest of the config: what all settings have in common."""
-    differing = config_differences(found)
-    first = _shown(found[0].runs) if found else {}
+def common_config(groups: Sequence[RunGroup]) -> dict[str, str]:
+    """Config values that all groups have in common."""
+    differing = config_differences(groups)
+    first = _config_texts(groups[0].runs) if groups else {}
     return {key: value for key, value in sorted(first.items()) if key not in differing}
 
 
-def _labels(families: Sequence[Sequence[StoredRun]]) -> list[str]:
-    """What differs, and the time they were made where that is not enough."""
+def _labels(groups: Sequence[Sequence[StoredRun]]) -> list[str]:
+    """Names by what differs, with the id if that is not enough."""
     ignored = (SEED, *(f"run.{key}" for key in (*EXECUTION, *STORAGE)))
     flats = [
-        {key: value for key, value in flat_config(family[0].config).items() if key not in ignored}
-        for family in families
+        {key: value for key, value in flat_config(group[0].config).items() if key not in ignored} for group in groups
     ]
     labels = list(map(escape_control, group_names(flats)))
     return [
-        label if labels.count(label) == 1 else f"{label} {escape_control(family[0].id)}"
-        for label, family in zip(labels, families, strict=True)
+        label if labels.count(label) == 1 else f"{label} {escape_control(group[0].id)}"
+        for label, group in zip(labels, groups, strict=True)
     ]
 
 
-def _shown(family: Sequence[StoredRun]) -> dict[str, str]:
-    """A setting's config as texts: its seeds are a list, and its engine and precision those that
-    really trained it."""
-    texts = {key: _text(value) for key, value in flat_config(family[0].config).items()}
-    seeds = [flat_config(run.config).get(SEED) for run in family]
+def _config_texts(runs: Sequence[StoredRun]) -> dict[str, str]:
+    """Config of a group as texts: with all seeds, and the engine and precision that were used."""
+    texts = {key: _text(value) for key, value in flat_config(runs[0].config).items()}
+    seeds = [flat_config(run.config).get(SEED) for run in runs]
     if SEED in texts:
         texts[SEED] = ", ".join(map(_text, seeds))
-    ran = {"run.engine": [run.engine for run in family], "run.precision": [run.precision for run in family]}
-    texts |= {key: ", ".join(dict.fromkeys(values)) for key, values in ran.items() if all(values)}
-    return texts | {f"files.{name}": f"#{digest[:6]}" for name, digest in files_of(family[0]).items()}
+    actual = {"run.engine": [run.engine for run in runs], "run.precision": [run.precision for run in runs]}
+    texts |= {key: ", ".join(dict.fromkeys(values)) for key, values in actual.items() if all(values)}
+    return texts | {f"files.{name}": f"#{digest[:6]}" for name, digest in files_of(runs[0]).items()}
 
 
 def _text(value: object) -> str:
@@ -260,77 +273,78 @@ def _text(value: object) -> str:
     return ABSENT if value is None else json.dumps(value, default=str)
 
 
-def select_metric(found: Sequence[RunGroup], name: str | None = None) -> tuple[list[MetricInfo], MetricInfo | None]:
-    """All metrics of these settings, and the one they are compared by."""
-    curves = [curve for setting in found for curve in setting.curves]
-    metrics = measures([run for setting in found for run in setting.runs], curves)
-    return metrics, next((each for each in metrics if each.name == name), None) if name else main_metric(metrics)
+def select_metric(groups: Sequence[RunGroup], name: str | None = None) -> tuple[list[MetricInfo], MetricInfo | None]:
+    """Metrics of these groups, and the one by which they are compared."""
+    curves = [curve for group in groups for curve in group.curves]
+    metrics = metric_infos([run for group in groups for run in group.runs], curves)
+    return metrics, next((metric for metric in metrics if metric.name == name), None) if name else main_metric(metrics)
 
 
-Found = list[StoredRun | UnreadableRun]
+Runs = list[StoredRun | UnreadableRun]
 
 
-def in_archive(path: Path) -> Found:
-    """The runs of an archive, and what cannot be read there."""
-    with unpacked(path) as place:
-        return scan(place)
+def read_archive(path: Path) -> Runs:
+    """Read the runs of an archive, with those that cannot be read."""
+    with unpacked(path) as folder:
+        return scan(folder)
 
 
 def collect_runs(
     folders: Sequence[Path],
     read: Callable[[Path], StoredRun] = read_run,
-    unpack: Callable[[Path], Found] = in_archive,
+    unpack: Callable[[Path], Runs] = read_archive,
 ) -> tuple[list[StoredRun], list[str]]:
-    """The runs, each once and oldest first in each folder, and a line for each that cannot be read.
+    """Collect runs, each once and oldest first in each folder, and a line for each that cannot be
+    read.
 
-    Of copies of a run, as in an archive and in its own folder, the one that was updated last.
+    Among copies of a run, as in an archive and in its own folder, the last updated one is taken.
     """
     runs: dict[tuple[str, str, str], StoredRun] = {}
     unreadable = []
     for folder in folders:
-        found: Found
+        results: Runs
         if folder.name.endswith(ENDINGS) and folder.is_file():
-            found = unpack(folder)
+            results = unpack(folder)
         elif (folder / format.RUN).exists():
             try:
-                found = [read(folder)]
+                results = [read(folder)]
             except InvalidInput as problem:
-                found = [UnreadableRun(folder, str(problem))]
+                results = [UnreadableRun(folder, str(problem))]
         else:
-            found = scan(folder, read)
-        for each in found:
-            if isinstance(each, StoredRun):
-                # a copy that went on with something else is another run
-                which = each.id, each.name, identity(each, extent=False)
-                if which not in runs or _age(runs[which]) < _age(each):
-                    runs[which] = each
+            results = scan(folder, read)
+        for result in results:
+            if isinstance(result, StoredRun):
+                # a copy that was continued with another config is another run
+                key = result.id, result.name, identity(result, extent=False)
+                if key not in runs or _update_key(runs[key]) < _update_key(result):
+                    runs[key] = result
             else:
-                unreadable.append(each.reason)
+                unreadable.append(result.reason)
     return list(runs.values()), list(dict.fromkeys(unreadable))
 
 
 class Gatherer:
-    """Gathers again and again: a run or an archive is read anew only where it has changed, and is
-    the same object otherwise."""
+    """Repeated collection: a run or an archive is read again only if it has changed, and is the
+    same object otherwise."""
 
     def __init__(self) -> None:
         self._reader = Reader()
-        self._archives: dict[Path, tuple[object, Found]] = {}
+        self._archives: dict[Path, tuple[object, Runs]] = {}
 
     def __call__(self, folders: Sequence[Path]) -> tuple[list[StoredRun], list[str]]:
-        """As `gather` does."""
+        """Collect runs as `collect_runs` does."""
         try:
-            return collect_runs(folders, self._reader, self._unpacked)
+            return collect_runs(folders, self._reader, self._read_archive)
         finally:
-            self._reader.forget_the_rest()
+            self._reader.forget_unused()
 
-    def _unpacked(self, path: Path) -> Found:
-        # it is unpacked elsewhere each time, so that its runs are not known by their folders
+    def _read_archive(self, path: Path) -> Runs:
+        # archives are unpacked into a new folder each time, which does not identify their runs
         stamp = stamp_of(path)
         if path not in self._archives or self._archives[path][0] != stamp:
-            self._archives[path] = stamp, in_archive(path)
+            self._archives[path] = stamp, read_archive(path)
         return self._archives[path][1]
 
 
-def _age(run: StoredRun) -> tuple[datetime, int]:
+def _update_key(run: StoredRun) -> tuple[datetime, int]:
     return datetime.fromisoformat(run.updated), run.round

@@ -1,4 +1,4 @@
-"""A config's run, new or gone on with, recorded in a run directory."""
+"""Start or resume the run of a config, recorded in a run folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stratafl.config.setup import study
 from stratafl.distributed.communicator import Communicator
 from stratafl.runs import format
 from stratafl.runs.provenance import EXECUTION, EXTENT, STORAGE, extensions
-from stratafl.runs.recorder import MessageCallback, NullRunFolder, Recorder, StoragePolicy, ignore
+from stratafl.runs.recorder import MessageCallback, NullRunFolder, RunRecorder, StoragePolicy, ignore
 from stratafl.runs.resume import ResumeSession, Ways, is_done, lock_for_resume
 from stratafl.runs.writer import RunDescription, RunWriter
 from stratafl.simulation.simulation import Simulation
@@ -28,8 +28,8 @@ WAYS = Ways(
 )
 
 
-class Launch(Recorder):
-    """A config's run about to go on."""
+class Launch(RunRecorder):
+    """Run of a config that is ready to begin or to continue."""
 
     def __init__(self, name: str, config: Config, simulation: Simulation, folder: RunWriter | NullRunFolder):
         super().__init__(name, simulation, folder, StoragePolicy(config.run.checkpoint_every, config.run.keep_state))
@@ -43,16 +43,16 @@ class Launch(Recorder):
             format.check_name(name)
             if ranks.is_first:
                 files.check_writable("--runs", parent)
-            made = study(config, ranks)
+            prepared = study(config, ranks)
         ranks.same("config", config.as_dict())
-        ranks.same("data", made.counts.fingerprint)
+        ranks.same("data", prepared.counts.fingerprint)
         folder: RunWriter | NullRunFolder = NullRunFolder()
         with ranks.together():
             if ranks.is_first:
                 id = format.new_id()
-                facts = RunDescription.of(config.as_dict(), made.simulation, made.counts)
+                facts = RunDescription.of(config.as_dict(), prepared.simulation, prepared.counts)
                 folder = RunWriter.create(parent / f"{name}-{id}", name, id, facts)
-        return Launch(name, config, made.simulation, folder)
+        return Launch(name, config, prepared.simulation, folder)
 
     @staticmethod
     def resume(
@@ -62,23 +62,22 @@ class Launch(Recorder):
         force: bool = False,
         config: Config | None = None,
     ) -> Launch:
-        """From the last good checkpoint of a run that was interrupted or failed, or of one that is
-        done and is to go further.
+        """Resume an interrupted or failed run, or extend a finished one, from its last valid
+        checkpoint.
 
-        force: go on also where its config, the user's files or its data are no longer what they
-            were, and note that.
-        config: the run's own as it is now, which may say that it goes further, or have its files
-            elsewhere; it goes on where and how it was computed.
+        force: continue also if its config, the user's files or its data have changed, and record
+        that. config: the current config of the run, which may extend it, or have its files at other
+        paths; device, engine and precision remain as they were.
         """
         ranks = Communicator() if ranks is None else ranks
 
         def check(described: Mapping[str, Any]) -> None:
             if "job" in described:
-                told = "is the root of a deployed run: `stratafl deploy up`, or its start.sh, goes on with it"
-                raise InvalidInput("--resume", path, told)
+                reason = "is the root of a deployed run: `stratafl deploy up`, or its start.sh, goes on with it"
+                raise InvalidInput("--resume", path, reason)
             if "objects" in described:
-                told = "its model and data are objects of a Python program: run that again, with the same `save`"
-                raise InvalidInput("--resume", path, told)
+                reason = "its model and data are objects of a Python program: run that again, with the same `save`"
+                raise InvalidInput("--resume", path, reason)
 
         with lock_for_resume(path, ranks, check) as (described, lock):
             before = Config.of(described["config"])
@@ -91,18 +90,17 @@ class Launch(Recorder):
 
             def make() -> tuple[Simulation, LabelCounts]:
                 run = dataclasses.replace(config.run, engine=described["engine"])
-                made = study(dataclasses.replace(config, run=run), ranks)
-                return made.simulation, made.counts
+                prepared = study(dataclasses.replace(config, run=run), ranks)
+                return prepared.simulation, prepared.counts
 
-            reopening = ResumeSession(path, described, lock, ranks, say, force, WAYS)
-            restored = reopening.restored(config.as_dict(), make)
-            folder = reopening.reopened(config.as_dict(), restored)
-            return Launch(described["name"], config, restored.simulation, folder)
+            session = ResumeSession(path, described, lock, ranks, say, force, WAYS)
+            restored_run = session.restore(config.as_dict(), make)
+            folder = session.reopen(config.as_dict(), restored_run)
+            return Launch(described["name"], config, restored_run.simulation, folder)
 
     @staticmethod
     def changed(path: Path, changes: Sequence[str]) -> Config:
-        """A stored run's config with "section.key=value" changes on top, which may be of how far it
-        goes and of what is kept of it."""
+        """Config of a stored run with "section.key=value" changes of its length or storage."""
         allowed = [f"run.{key}" for key in (*EXTENT, *STORAGE)]
         for change in changes:
             if (key := change.partition("=")[0].strip()) not in allowed:

@@ -1,7 +1,7 @@
-"""What a run depends on: its config, and the files of the user's own that the config names.
+"""Provenance of a run: its config, and the user's files that the config names.
 
-Noted when a run begins and with every checkpoint. It says which run this is, whether that is still
-what its config would compute, and what has changed where it is not.
+It is recorded when a run begins and with every checkpoint. It identifies the run, tells whether its
+result is what the config would compute now, and lists the differences.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
 
 Table = Mapping[str, Any]
 EXECUTION = ("device", "engine", "precision")
-"""Keys of `[run]` for where and how exactly a run is computed; its result is the same up to
+"""Keys of `[run]` for device, engine and precision, with which the result changes only by
 rounding."""
 STORAGE = ("checkpoint_every", "keep_state")
-"""Keys of `[run]` for what is kept of a run."""
+"""Keys of `[run]` for what is stored."""
 EXTENT = ("rounds", "stop_at", "stop_when")
-"""Keys of `[run]` for how far a run goes: the rounds that two runs both have are the same."""
+"""Keys of `[run]` for the length of a run: the common rounds of two runs are equal."""
 MISSING = "missing"
 NOT_THE_USERS = {"stratafl", "__main__", *sys.stdlib_module_names}
 _PATH = re.compile(r"(?:.+\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*")
-"""An import path: "file.py:name" or "package.module:name"."""
-TOLD = 5
-"""Changes that are told one by one."""
-LARGE = 1 << 20
-"""Bytes of a file from which on its digest is remembered for as long as its size and time stay."""
+"""Import path: "file.py:name" or "package.module:name"."""
+MAX_LISTED_CHANGES = 5
+"""Maximum number of changes that are listed."""
+CACHED_DIGEST_SIZE = 1 << 20
+"""Size of a file from which its digest is cached while its size and time stay the same."""
 
 
 class Provenance(NamedTuple):
-    """What a run began with, as plain data."""
+    """Inputs of a run, as plain data."""
 
     config: dict[str, Any]
     files: dict[str, str]
@@ -55,28 +55,28 @@ class Provenance(NamedTuple):
 
     @staticmethod
     def of(config: Table, before: Provenance | None = None) -> Provenance:
-        """The origins as they are now: the files that the config names, what those import, and
-        those that are known from before."""
-        found = _depended_on(config)
-        files = {name: _digest(path) for name, path in found.items() if path is not None}
+        """Provenance of a config now: the files that it names, their imports, and the files of an
+        earlier provenance."""
+        sources = _dependencies(config)
+        files = {name: _digest(path) for name, path in sources.items() if path is not None}
         if before is not None:
-            short, short_before = _short_names(config), _short_names(before.config)
-            named = {_placeless(short, name) for name in found}
-            known = {name for name in before.files if _placeless(short_before, name) not in named}
-            files |= {name: _digest(_source(name, _folders(config))) for name in known}
+            names, names_before = _short_names(config), _short_names(before.config)
+            portable = {_portable_name(names, name) for name in sources}
+            earlier = {name for name in before.files if _portable_name(names_before, name) not in portable}
+            files |= {name: _digest(_source(name, _folders(config))) for name in earlier}
         return Provenance(dict(config), files)
 
     @staticmethod
     def read(path: Path, stored: object) -> Provenance:
-        """Read origins from a file, or complain."""
+        """Read a provenance from a file; raises if it is damaged."""
         format.check_fields(path, stored, {"config": dict, "files": dict})
         assert isinstance(stored, dict)
         format.check_depth(path, stored)
         format.check_fields(path, stored["files"], dict.fromkeys(stored["files"], str))
         return Provenance(stored["config"], stored["files"])
 
-    def noted(self) -> dict[str, Any]:
-        """The origins for a file that has the config itself, of which a digest is then enough."""
+    def digest(self) -> dict[str, Any]:
+        """Short form for a file that has the config itself: with its digest."""
         return {"config": config_digest(self.config), "files": self.files}
 
 
@@ -84,73 +84,71 @@ class Provenance(NamedTuple):
 
 
 def essence(config: Config | Table, *, extent: bool = True) -> dict[str, Any]:
-    """The part of a config that decides the results, with its defaults filled in: neither how a run
-    is computed, nor what is kept of it, nor where its files lie.
+    """Part of a config that decides the results, with its defaults filled in.
 
-    extent: include how far it goes.
+    It excludes how a run is computed, what is stored, and the folders of files. extent: include the
+    length of the run.
     """
     tables = config.as_dict() if isinstance(config, Config) else dict(config)
     return _essence(_complete(tables) or tables, extent)
 
 
 def identity(run: StoredRun, *, seed: bool = True, extent: bool = True) -> str:
-    """SHA-256 of everything that decides a stored run's results: its config, and the user's files
-    as they were.
+    """SHA-256 of everything that decides a stored run's results: its config, and the user's files.
 
-    seed: include the seed; without it, runs of one setting are alike.
-    extent: include how far it goes.
+    seed: include the seed; without it, runs of one group are equal. extent: include the length of
+    the run.
     """
     decisive = essence(run.config, extent=extent)
     if not seed and isinstance(decisive.get("run"), dict):
         decisive["run"].pop("seed", None)
-    return config_digest({"config": decisive, "files": files_of(run), "changed": _changed_on_the_way(run)})
+    return config_digest({"config": decisive, "files": files_of(run), "changed": _recorded_changes(run)})
 
 
 def files_of(run: StoredRun) -> dict[str, str]:
-    """SHA-256 of the user's files of a stored run, by names that do not say where they lie."""
+    """SHA-256 of the user's files of a stored run, by names without their folders."""
     short = _short_names(run.config)
-    return {_placeless(short, name): digest for name, digest in (run.files or {}).items()}
+    return {_portable_name(short, name): digest for name, digest in (run.files or {}).items()}
 
 
 def changes_since(run: StoredRun, config: Config) -> list[str]:
-    """Why a stored run is not what this config would compute now, one line each; empty where it
-    is."""
+    """Differences between a stored run and what a config would compute now, one line each."""
     return other_settings(run.config, config.as_dict()) + changed_files_since(run, config)
 
 
 def changed_files_since(run: StoredRun, config: Config) -> list[str]:
-    """The files of a stored run that are others now, where this config says that they are, or were
-    when it went on; one line each."""
-    return _changed_files(Provenance(run.config, run.files or {}), config.as_dict()) + _changed_on_the_way(run)
+    """Files of a stored run that have changed, according to this config or to its continuations;
+    one line each."""
+    return _changed_files(Provenance(run.config, run.files or {}), config.as_dict()) + _recorded_changes(run)
 
 
 def changes(before: Provenance, config: Table) -> list[str]:
-    """What differs between what a run began with and what there is now, but for how far it goes,
-    one line each."""
+    """Differences between a provenance and a config, except for the length of the run; one line
+    each."""
     return other_settings(before.config, config, extent=False) + _changed_files(before, config)
 
 
 def other_settings(before: Table, config: Table, *, extent: bool = True) -> list[str]:
-    """What of two configs that decides the results differs, one line each.
+    """Differences between two configs that change the results, one line each.
 
-    extent: include how far a run goes.
+    extent: include the length of the run.
     """
-    was, is_ = _complete(before), _complete(config)
-    if was is None or is_ is None:
-        was, is_ = dict(before), dict(config)
-    return _differences(_essence(was, extent), _essence(is_, extent))
+    old, new = _complete(before), _complete(config)
+    if old is None or new is None:
+        old, new = dict(before), dict(config)
+    return _differences(_essence(old, extent), _essence(new, extent))
 
 
 def extensions(before: Table, config: Table) -> list[str]:
-    """What of how far a run goes differs between two configs, one line each."""
-    was, is_ = ({key: each.get("run", {}).get(key) for key in EXTENT} for each in (before, config))
-    return _differences({"run": was}, {"run": is_})
+    """Differences in the length of the run, one line each."""
+    old, new = ({key: table.get("run", {}).get(key) for key in EXTENT} for table in (before, config))
+    return _differences({"run": old}, {"run": new})
 
 
-def shorten(told: Sequence[str]) -> str:
-    """The first of several changes in a line, and how many there are more."""
-    more = len(told) - TOLD
-    return "; ".join(told[:TOLD]) + (f"; and {more} more" if more > 0 else "")
+def shorten(changes: Sequence[str]) -> str:
+    """Join the first changes in a line, with the number of others."""
+    rest = len(changes) - MAX_LISTED_CHANGES
+    return "; ".join(changes[:MAX_LISTED_CHANGES]) + (f"; and {rest} more" if rest > 0 else "")
 
 
 def config_digest(config: Table) -> str:
@@ -159,62 +157,61 @@ def config_digest(config: Table) -> str:
 
 
 def _complete(config: Table) -> dict[str, Any] | None:
-    """A config as this version writes it, with defaults that are new; None for the tables of a run
-    from Python, which no config file can have."""
+    """Complete a config with the defaults of this version; None for the tables of a run from
+    Python, which no file can contain."""
     try:
-        found = Config.of(config)
-        name, parameters = found.leaf.rates(found.run.rounds)
+        complete = Config.of(config)
+        name, parameters = complete.leaf.rates(complete.run.rounds)
     except InvalidInput:
         return None
-    tables = found.as_dict()
+    tables = complete.as_dict()
     tables["leaf"]["schedule"] = {"name": name, **parameters} if parameters else name
     return tables
 
 
 def _essence(tables: Table, extent: bool) -> dict[str, Any]:
     short = _short_names(tables)
-    found = renamed(tables, lambda text: short.get(text, text))
-    run = found.get("run")
+    decisive = renamed(tables, lambda text: short.get(text, text))
+    run = decisive.get("run")
     if isinstance(run, dict):
         ignored = (*EXECUTION, *STORAGE, *(() if extent else EXTENT))
-        found["run"] = {key: value for key, value in run.items() if key not in ignored}
-    return found
+        decisive["run"] = {key: value for key, value in run.items() if key not in ignored}
+    return decisive
 
 
-def _differences(was: Table, is_: Table) -> list[str]:
+def _differences(old_table: Table, new_table: Table) -> list[str]:
     """Keys whose values differ, one line each."""
-    before, now = format.flat_config(was), format.flat_config(is_)
-    keys = [key for key in sorted({*before, *now}) if json.dumps(before.get(key)) != json.dumps(now.get(key))]
-    return [f"{escape_control(key)} was {_short(before.get(key))} and is {_short(now.get(key))}" for key in keys]
+    old, new = format.flat_config(old_table), format.flat_config(new_table)
+    keys = [key for key in sorted({*old, *new}) if json.dumps(old.get(key)) != json.dumps(new.get(key))]
+    return [f"{escape_control(key)} was {_shortened(old.get(key))} and is {_shortened(new.get(key))}" for key in keys]
 
 
-def _changed_on_the_way(run: StoredRun) -> list[str]:
-    """What was changed when a run went on all the same: its rounds are not those of one config."""
-    return [f"on the way {text}" for each in run.continued for text in format.strings_in(each.get("changed"))]
+def _recorded_changes(run: StoredRun) -> list[str]:
+    """Changes with which a run was continued: its rounds are not those of one config."""
+    return [f"on the way {text}" for entry in run.continued for text in format.strings_in(entry.get("changed"))]
 
 
 def _changed_files(before: Provenance, config: Table) -> list[str]:
-    """The files of before that are others now or gone, those that the config has full names of
-    looked for there."""
+    """Files of a provenance that have changed or are missing; those that the config names by full
+    paths are looked for there."""
     names, names_before = _short_names(config), _short_names(before.config)
-    named = {_placeless(names, name): name for name in _named(config) if os.path.isabs(name)}
+    references = {_portable_name(names, name): name for name in _references(config) if os.path.isabs(name)}
     folders, changed = _folders(config), []
     for name, digest in before.files.items():
-        short = _placeless(names_before, name)
-        now = _digest(_source(named.get(short, name), folders))
-        if now != digest:
-            changed.append(f"{escape_control(short)} {'is missing' if now == MISSING else 'was changed'}")
+        short = _portable_name(names_before, name)
+        current = _digest(_source(references.get(short, name), folders))
+        if current != digest:
+            changed.append(f"{escape_control(short)} {'is missing' if current == MISSING else 'was changed'}")
     return changed
 
 
-def _placeless(short: Mapping[str, str], name: str) -> str:
-    """The name of a file or module without the place it is in, which changes where a project is
-    moved; `short` has those of a config's files."""
+def _portable_name(short: Mapping[str, str], name: str) -> str:
+    """Name of a file or module without its folder, which changes when a project is moved."""
     return short.get(name, PurePath(name).name if os.path.isabs(name) else name)
 
 
 def _short_names(config: Table) -> dict[str, str]:
-    """The last parts of each file's name in a config, as many as tell the files apart."""
+    """Last parts of each file's path in a config, as many as distinguish the files."""
     texts: dict[str, tuple[str, ...]] = {}
 
     def look(text: str) -> str:
@@ -233,40 +230,43 @@ def _short_names(config: Table) -> dict[str, str]:
 
 
 def source_files(config: Table) -> dict[str, Path | None]:
-    """Where the files are that a config names and the modules that lie beside them and are loaded
-    in this process, by their names."""
-    named, folders = dict.fromkeys(_named(config)), _folders(config)
+    """Source files of a config: the files that it names, and the modules beside them that this
+    process has loaded, by name."""
+    named, folders = dict.fromkeys(_references(config)), _folders(config)
     return {name: _source(name, folders) for name in (*named, *_loaded_beside(named))}
 
 
-def _depended_on(config: Table) -> dict[str, Path | None]:
-    """Where the files are that a config names and the modules that those say they import, by their
-    names: the same in whatever process, and whatever else it has loaded."""
-    folders, left = _folders(config), list(dict.fromkeys(_named(config)))
-    found = {name: _source(name, folders) for name in left}
-    while left:
-        importer = left.pop()
-        source = found[importer]
+def _dependencies(config: Table) -> dict[str, Path | None]:
+    """Source files of a config: the files that it names, and the modules that these import, by
+    name.
+
+    The result does not depend on the modules that a process has loaded.
+    """
+    folders, pending = _folders(config), list(dict.fromkeys(_references(config)))
+    sources = {name: _source(name, folders) for name in pending}
+    while pending:
+        importer = pending.pop()
+        source = sources[importer]
         if source is None or source.suffix != ".py" or is_installed(source):
             continue
         for name in _imports(importer, source):
-            if name not in found and (place := _users_module(name, folders)) is not None:
-                found[name] = place
-                left.append(name)
-    return found
+            if name not in sources and (path := _user_module(name, folders)) is not None:
+                sources[name] = path
+                pending.append(name)
+    return sources
 
 
-def _named(value: Any) -> Iterator[str]:
-    """Every text in a config that is a file or the full path of a folder, or the file or module of
-    a "file.py:Class" or "package.module:Class"."""
+def _references(value: Any) -> Iterator[str]:
+    """Files and modules that a config refers to: files, full paths of folders, and those of
+    "file.py:Class" or "package.module:Class"."""
     if isinstance(value, Mapping):
         name = value.get("name")
         if isinstance(name, str) and ":" in name and not name.startswith(HUB):
             yield name.rpartition(":")[0]
         value = list(value.values())
     if isinstance(value, list | tuple):
-        for each in value:
-            yield from _named(each)
+        for entry in value:
+            yield from _references(entry)
     elif isinstance(value, str) and _PATH.fullmatch(value):
         yield value.rpartition(":")[0]
     elif isinstance(value, str):
@@ -276,54 +276,52 @@ def _named(value: Any) -> Iterator[str]:
 
 
 def _folders(config: Table) -> list[Path]:
-    """The folders of the Python files that a config names, beside which their modules may lie."""
-    return list(dict.fromkeys(Path(name).absolute().parent for name in _named(config) if name.endswith(".py")))
+    """Folders of the Python files that a config names, where their modules may be."""
+    return list(dict.fromkeys(Path(name).absolute().parent for name in _references(config) if name.endswith(".py")))
 
 
-def _loaded_beside(named: Iterable[str]) -> Iterator[str]:
-    """The modules in this process that lie beside a named file, or in the package of a named
-    module."""
-    places = set()
-    for name in named:
+def _loaded_beside(names: Iterable[str]) -> Iterator[str]:
+    """Loaded modules beside a named file, or in the package of a named module."""
+    folders = set()
+    for name in names:
         source = _source(name)
         if source is not None and source.suffix == ".py" and not is_installed(source):
-            # as many folders up as the outermost package is
-            up = 0 if name.endswith(".py") else name.count(".") + (source.name == "__init__.py")
-            places.add(source.parents[min(max(up, 1), len(source.parents)) - 1])
-    for name, module in list(sys.modules.items()) if places else ():
+            # the folder that contains the outermost package
+            levels = 0 if name.endswith(".py") else name.count(".") + (source.name == "__init__.py")
+            folders.add(source.parents[min(max(levels, 1), len(source.parents)) - 1])
+    for name, module in list(sys.modules.items()) if folders else ():
         path = vars(module).get("__file__") if isinstance(module, ModuleType) else None
         if isinstance(path, str) and path.endswith(".py") and name.partition(".")[0] not in NOT_THE_USERS:
             source = Path(path).absolute()
-            if not is_installed(source) and any(place in source.parents for place in places):
+            if not is_installed(source) and any(folder in source.parents for folder in folders):
                 yield name
 
 
 def _imports(importer: str, source: Path) -> Iterator[str]:
-    """The modules that a Python file says it imports, also inside its functions, and the packages
-    they are in."""
+    """Modules that a Python file imports, also inside functions, and their packages."""
     try:
         nodes = list(ast.walk(ast.parse(source.read_bytes())))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return
     package = importer if source.name == "__init__.py" else importer.rpartition(".")[0]
-    found = [] if importer.endswith(".py") else [importer]
+    modules = [] if importer.endswith(".py") else [importer]
     for node in nodes:
         if isinstance(node, ast.Import):
-            found += [each.name for each in node.names]
+            modules += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and not (node.level and importer.endswith(".py")):
             above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
             module = ".".join(filter(None, [*above, node.module]))
-            found += [module, *(f"{module}.{each.name}" for each in node.names)]
-    for name in dict.fromkeys(found):
+            modules += [module, *(f"{module}.{alias.name}" for alias in node.names)]
+    for name in dict.fromkeys(modules):
         parts = name.split(".")
         yield from (".".join(parts[:count]) for count in range(1, len(parts) + 1))
 
 
-def _users_module(name: str, folders: Sequence[Path]) -> Path | None:
-    """Where a module is, if it is neither Python's, nor the library's, nor of an installed
-    package."""
+def _user_module(name: str, folders: Sequence[Path]) -> Path | None:
+    """Path of a module of the user; None for modules of Python, of the library and of installed
+    packages."""
     top = name.partition(".")[0]
-    # the outermost package first: to look for what is in one, it is imported
+    # the outermost package first, since finding a submodule imports its package
     outermost = None if top in NOT_THE_USERS else _source(top, folders)
     if top in NOT_THE_USERS or (outermost is not None and is_installed(outermost)):
         return None
@@ -332,23 +330,23 @@ def _users_module(name: str, folders: Sequence[Path]) -> Path | None:
 
 
 def _source(name: str, folders: Sequence[Path] = ()) -> Path | None:
-    """Where a file, a folder or a module is; None where that is not known."""
+    """Path of a file, a folder or a module; None if unknown."""
     if name.endswith(".py") or os.path.isabs(name) or _is_file(name):
         return Path(name).absolute()
     if name == "__main__":
-        # of a program's own objects there are digests, and its other lines matter nothing
+        # the objects of a program have digests, and its other lines do not matter
         return None
     try:
-        found = importlib.util.find_spec(name)
+        spec = importlib.util.find_spec(name)
     except Exception:
-        # looking for a module runs the packages it is in, which may raise anything
-        found = None
-    if found is not None:
-        return Path(found.origin).absolute() if found.origin is not None and found.has_location else None
-    # a file that is told where to import from may have been the only one to know
-    places = [folder.joinpath(*name.split(".")) for folder in folders]
-    beside = [path for place in places for path in (place.with_name(f"{place.name}.py"), place / "__init__.py")]
-    return next((path for path in beside if _is_file(str(path))), None)
+        # finding a module imports its packages, which may raise anything
+        spec = None
+    if spec is not None:
+        return Path(spec.origin).absolute() if spec.origin is not None and spec.has_location else None
+    # the module may be found only relative to the folders of the named files
+    bases = [folder.joinpath(*name.split(".")) for folder in folders]
+    candidates = [path for base in bases for path in (base.with_name(f"{base.name}.py"), base / "__init__.py")]
+    return next((path for path in candidates if _is_file(str(path))), None)
 
 
 def _is_file(name: str) -> bool:
@@ -366,12 +364,12 @@ def _digest(path: Path | None) -> str:
     """SHA-256 of a file, or of the names and sizes of all files in a folder."""
     try:
         if path is not None and path.is_dir():
-            return config_digest({"files": sorted(_listed(path))})
+            return config_digest({"files": sorted(_file_sizes(path))})
         if path is None or not path.is_file():
             return MISSING
-        is_ = path.stat()
-        if is_.st_size >= LARGE:
-            return _large_digest(path, is_.st_size, is_.st_mtime_ns)
+        stat = path.stat()
+        if stat.st_size >= CACHED_DIGEST_SIZE:
+            return _large_digest(path, stat.st_size, stat.st_mtime_ns)
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except (OSError, ValueError):
         return MISSING
@@ -383,14 +381,14 @@ def _large_digest(path: Path, size: int, time: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _listed(folder: Path) -> Iterator[tuple[str, int]]:
-    for place, _, names in os.walk(folder):
+def _file_sizes(folder: Path) -> Iterator[tuple[str, int]]:
+    for root, _, names in os.walk(folder):
         for name in names:
-            path = os.path.join(place, name)
+            path = os.path.join(root, name)
             if os.path.isfile(path):
                 yield os.path.relpath(path, folder), os.path.getsize(path)
 
 
-def _short(value: object, limit: int = 60) -> str:
+def _shortened(value: object, limit: int = 60) -> str:
     text = escape_control(json.dumps(value))
     return text if len(text) <= limit else text[: limit - 3] + "..."

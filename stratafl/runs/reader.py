@@ -1,4 +1,4 @@
-"""Stored runs, read from folders and archives."""
+"""Reader of stored runs, from folders and archives."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from stratafl.metrics.records import diverged
 from stratafl.runs import format
 from stratafl.runs.format import is_locked
 
-DEEPEST = 3
-"""Folders in each other that are looked into for runs."""
+MAX_FOLDER_DEPTH = 3
+"""Maximum depth of folders that are searched for runs."""
 
 READ = (format.RUN, format.STATUS, format.ROUNDS, format.TREE, format.SUMMARY)
 """Files that `read_run` reads."""
@@ -29,7 +29,7 @@ READ = (format.RUN, format.STATUS, format.ROUNDS, format.TREE, format.SUMMARY)
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run directory as it stands; also of a run that is going on."""
+    """Contents of a run folder, which may be of an unfinished run."""
 
     path: Path
     name: str
@@ -37,82 +37,81 @@ class StoredRun:
     status: str
     """running, done, interrupted or failed."""
     reason: str
-    """Why it failed or was interrupted; empty otherwise."""
+    """Reason of a failure or interruption; empty otherwise."""
     round: int
-    """Global rounds done."""
+    """Number of completed global rounds."""
     total: int
-    """Global rounds to do."""
+    """Number of planned global rounds."""
     created: str
     updated: str
     config: dict[str, Any] = field(repr=False)
     environment: dict[str, Any] = field(repr=False)
     rounds: list[dict[str, Any]] = field(repr=False)
-    """One record per global round, as in rounds.jsonl."""
+    """Records of the global rounds, as in rounds.jsonl."""
     tree: dict[str, Any] = field(repr=False)
     summary: dict[str, Any] | None = field(repr=False)
-    """The run in numbers, once it is done."""
+    """Summary of a finished run."""
     continued: list[dict[str, Any]] = field(default_factory=list, repr=False)
-    """Where it went on: `after` which round, `time` and `environment`, and what was `changed`, if
-    it was."""
+    """Continuations: `after` which round, `time` and `environment`, and what was `changed`, if
+    anything."""
     engine: str = ""
-    """What trained it: "loop", "stacked" or "vmap", whatever its config asked for."""
+    """Engine that trained it: "loop", "stacked" or "vmap", whatever its config requests."""
     how: str = ""
-    """The engine that ran, and why it is not what was asked for."""
+    """Engine, and the reason if another one was requested."""
     notes: tuple[str, ...] = ()
-    """What its user should know about how it was done, such as why another engine trained it than
-    was asked for: said once when it was set up."""
+    """Remarks for the user about the execution, such as why another engine trained it than was
+    requested."""
     precision: str = ""
-    """What its products were computed in; empty where an early version did not note that."""
+    """Precision of its products; empty if an early version did not record it."""
     better: dict[str, str] = field(default_factory=dict, repr=False)
-    """Which way its metrics are better, "higher" or "lower"; those it does not say are known by
-    their names."""
+    """Direction in which each metric is better, "higher" or "lower"; others follow from their
+    names."""
 
     clock: dict[str, Any] = field(default_factory=dict, repr=False)
-    """The network of a run in virtual time, as `network`."""
+    """Network that the run was simulated on, as `network`."""
 
     workload: dict[str, Any] = field(default_factory=dict, repr=False)
-    """What decides its time and traffic on any network; empty where an early version did not note
-    that."""
+    """Quantities that decide time and traffic on any network; empty if an early version did not
+    record them."""
     files: dict[str, str] | None = field(default=None, repr=False)
-    """SHA-256 of the user's files it began or last went on with, by path or name of a module; None
-    where an early version did not note them."""
+    """SHA-256 of the user's files when it began or was last continued, by path or name of a module;
+    None if an early version did not record them."""
 
     @property
     def method(self) -> str:
-        """The method's name, or those of its rules, root first; empty where its config has none."""
-        given = self.config.get("method")
-        rules = given.get("rules") if isinstance(given, dict) else None
-        named = rules if isinstance(rules, list) else [given]
-        return " / ".join(str(each.get("name", "")) if isinstance(each, dict) else str(each or "") for each in named)
+        """Name of the method, or those of its rules, root first; empty if its config has none."""
+        table = self.config.get("method")
+        rules = table.get("rules") if isinstance(table, dict) else None
+        names = rules if isinstance(rules, list) else [table]
+        return " / ".join(str(rule.get("name", "")) if isinstance(rule, dict) else str(rule or "") for rule in names)
 
     @property
     def diverged(self) -> int | None:
-        """The round from which on its test loss is not finite; None where it lives."""
+        """First round whose test loss is not finite, or None."""
         return diverged(self.rounds)
 
     @property
     def left_out(self) -> dict[str, dict[str, int]]:
-        """How often each node was left out of a meeting, by why: refused, too_large; of a deployed
-        run absent, too, and late where its parents wait by time."""
+        """Number of times each node was left out, by reason: refused, too_large; in deployed runs
+        absent, too, and late where parents wait by time."""
         return format.exclusion_counts(self.rounds)
 
     def environments(self, until: int | None = None) -> list[dict[str, Any]]:
-        """The environments that its records, or those up to a round, were computed in: the first it
-        began in, unless all of them were made anew."""
+        """Environments in which its records, or those up to a round, were computed."""
         last = self.round if until is None else until
-        begun = [(0, self.environment)] + [(each["after"], each["environment"]) for each in self.continued]
-        ends = [after for after, _ in begun[1:]] + [last]
-        return [each for (after, each), end in zip(begun, ends, strict=True) if after < min(end, last)]
+        starts = [(0, self.environment)] + [(entry["after"], entry["environment"]) for entry in self.continued]
+        ends = [after for after, _ in starts[1:]] + [last]
+        return [environment for (after, environment), end in zip(starts, ends, strict=True) if after < min(end, last)]
 
     def frame(self) -> Any:
-        """The records as a pandas table, with a column per value ("metrics.accuracy")."""
+        """Return the records as a pandas table, with a column per value ("metrics.accuracy")."""
         from stratafl.simulation.result import to_frame
 
         return to_frame(self.rounds)
 
 
 def read_run(path: Path | str) -> StoredRun:
-    """The run in a directory; a complaint that names the file where something in it is broken."""
+    """Read a run folder; raises with the name of a damaged file."""
     folder = Path(path)
     described = format.moved_along(format.read_description(folder), folder)
     status_path, tree_path, summary_path = (folder / name for name in (format.STATUS, format.TREE, format.SUMMARY))
@@ -160,28 +159,28 @@ def read_run(path: Path | str) -> StoredRun:
 
 
 class Reader:
-    """Reads runs again and again, each anew only where something in its folder has changed."""
+    """Reader that caches runs, and reads one again only if its folder has changed."""
 
     def __init__(self) -> None:
-        self._known: dict[Path, tuple[Stamp, StoredRun]] = {}
-        self._asked: set[Path] = set()
+        self._cache: dict[Path, tuple[Stamp, StoredRun]] = {}
+        self._used: set[Path] = set()
 
     def __call__(self, path: Path) -> StoredRun:
-        """The run in a directory: the same object while its files are the same, and its process
-        lives or not."""
-        self._asked.add(path)
-        known, stamp = self._known.get(path), _stamp(path)
-        if known is not None and known[0] == stamp:
-            return known[1]
-        # taken before it is read, so what changes meanwhile is read again the next time
+        """Read a run folder; returns the same object while its files, and the state of its process,
+        are the same."""
+        self._used.add(path)
+        cached, stamp = self._cache.get(path), _stamp(path)
+        if cached is not None and cached[0] == stamp:
+            return cached[1]
+        # the stamp is from before reading, so changes in between are read the next time
         run = read_run(path)
-        self._known[path] = stamp, run
+        self._cache[path] = stamp, run
         return run
 
-    def forget_the_rest(self) -> None:
-        """Forget all runs but those that were asked for since the last time."""
-        self._known = {path: known for path, known in self._known.items() if path in self._asked}
-        self._asked.clear()
+    def forget_unused(self) -> None:
+        """Drop all runs that were not read since the last call."""
+        self._cache = {path: cached for path, cached in self._cache.items() if path in self._used}
+        self._used.clear()
 
 
 Stamp = tuple[bool, tuple[tuple[int, int, int] | None, ...]]
@@ -192,18 +191,16 @@ def _stamp(folder: Path) -> Stamp:
 
 
 def stamp_of(path: Path) -> tuple[int, int, int] | None:
-    """A number for a file as it stands, which another file in its place would not have; None where
-    there is none."""
+    """Stamp that changes with a file's contents; None without a file."""
     try:
-        found = os.stat(path)
+        stat = os.stat(path)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 def read_rounds(folder: Path) -> list[dict[str, Any]]:
-    """The records so far; a last line that is still being written, or never was to its end, is left
-    out."""
+    """Read the round records; an incomplete last line is left out."""
     path = folder / format.ROUNDS
     if not path.exists() and not path.is_symlink():
         return []
@@ -220,19 +217,19 @@ def read_rounds(folder: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _is_record(found: Any, round: int) -> bool:
-    """Whether every field that somebody reads is of its kind."""
-    if not isinstance(found, dict) or type(found.get("round")) is not int or found["round"] != round:
+def _is_record(record: Any, round: int) -> bool:
+    """Whether a record's fields have valid types."""
+    if not isinstance(record, dict) or type(record.get("round")) is not int or record["round"] != round:
         return False
-    tables = [found.get("metrics"), found.get("nodes", {}), found.get("drift", {})]
+    tables = [record.get("metrics"), record.get("nodes", {}), record.get("drift", {})]
     if not all(isinstance(table, dict) for table in tables):
         return False
     metrics, nodes, drift = tables
-    named = [found.get(why, []) for why in ("refused", "too_large", "absent", "late")]
+    name_lists = [record.get(reason, []) for reason in ("refused", "too_large", "absent", "late")]
     return (
-        all(_is_number(found.get(name)) for name in ("steps", "bytes_per_client", "seconds"))
-        and all(_is_number(found.get(name, 0.0)) for name in ("lr", "clock_seconds", "clock_total"))
-        and all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in named)
+        all(_is_number(record.get(name)) for name in ("steps", "bytes_per_client", "seconds"))
+        and all(_is_number(record.get(name, 0.0)) for name in ("lr", "clock_seconds", "clock_total"))
+        and all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in name_lists)
         and all(
             isinstance(table, dict) and all(map(_is_number, table.values()))
             for table in (metrics, *nodes.values(), *drift.values())
@@ -248,40 +245,40 @@ def _is_number(value: object) -> bool:
 
 @dataclass(frozen=True)
 class UnreadableRun:
-    """A folder that looks like a run and cannot be read."""
+    """Run folder that cannot be read."""
 
     path: Path
     reason: str
 
 
 def list_runs(folder: Path | str = "runs") -> list[StoredRun]:
-    """Every readable run in a folder and in the folders in it, oldest first."""
+    """List the readable runs in a folder and its subfolders, oldest first."""
     return [run for run in scan(Path(folder)) if isinstance(run, StoredRun)]
 
 
 def scan(folder: Path, read: Callable[[Path], StoredRun] = read_run) -> list[StoredRun | UnreadableRun]:
-    """Likewise, with what cannot be read."""
+    """Read the runs in a folder and its subfolders, with those that cannot be read."""
     if not folder.is_dir():
         raise InvalidInput("folder", folder, "no such folder")
-    found: list[StoredRun | UnreadableRun] = []
+    runs: list[StoredRun | UnreadableRun] = []
     try:
         paths = sorted(_folders(folder))
     except OSError as problem:
         raise InvalidInput("folder", folder, problem.strerror or str(problem)) from None
     for path in paths:
         try:
-            found.append(read(path))
+            runs.append(read(path))
         except InvalidInput as problem:
-            found.append(UnreadableRun(path, str(problem)))
+            runs.append(UnreadableRun(path, str(problem)))
         except OSError as problem:
-            found.append(UnreadableRun(path, str(cannot_read(path, problem.strerror or str(problem)))))
-    # those that cannot be read have no time and come last
-    return sorted(found, key=lambda run: (isinstance(run, UnreadableRun), run.id if isinstance(run, StoredRun) else ""))
+            runs.append(UnreadableRun(path, str(cannot_read(path, problem.strerror or str(problem)))))
+    # unreadable runs have no time and come last
+    return sorted(runs, key=lambda run: (isinstance(run, UnreadableRun), run.id if isinstance(run, StoredRun) else ""))
 
 
-def _folders(folder: Path, depth: int = DEEPEST) -> Iterator[Path]:
-    """Run folders in a folder; of those in a project, runs/SWEEP/RUN are the deepest."""
-    # os.path's questions are answered also where something may not be looked at
+def _folders(folder: Path, depth: int = MAX_FOLDER_DEPTH) -> Iterator[Path]:
+    """Run folders in a folder; runs/SWEEP/RUN in a project is the deepest."""
+    # os.path also answers without permission to read
     for path in [path for path in folder.iterdir() if os.path.isdir(path) and not path.name.startswith(".")]:
         if os.path.lexists(path / format.RUN):
             yield path
@@ -289,32 +286,31 @@ def _folders(folder: Path, depth: int = DEEPEST) -> Iterator[Path]:
             try:
                 yield from _folders(path, depth - 1)
             except OSError:
-                yield path  # whoever reads it will be told
+                yield path  # reported when it is read
 
 
-CARRIED = (format.RUN, format.STATUS, format.ROUNDS, format.TREE, format.SUMMARY)
-"""Models and checkpoints stay: they are a thousand times larger."""
+PACKED_FILES = (format.RUN, format.STATUS, format.ROUNDS, format.TREE, format.SUMMARY)
+"""Files that archives contain; models and checkpoints are a thousand times larger."""
 
 ENDINGS = (".tar.gz", ".tgz")
 
 
 def pack_runs(runs: Sequence[StoredRun], folder: Path, path: Path) -> int:
-    """Write a .tar.gz that `tar xzf` unpacks into a folder of runs; its size in bytes. Same runs,
-    same bytes.
+    """Write a .tar.gz that unpacks into a folder of runs; returns its size in bytes. Equal runs
+    yield equal bytes.
 
-    A run that is not done begins again when it goes on elsewhere, as its checkpoints are not
-    carried.
+    An unfinished run begins again if it is resumed elsewhere, as its checkpoints are not packed.
     """
     if not path.name.endswith(ENDINGS) or path.is_dir():
         raise InvalidInput("--pack", path, "must be a file that ends in .tar.gz or .tgz")
     files.make_folder(path.absolute().parent)
     with (
-        files.atomic_write(path) as out,
-        gzip.GzipFile("", "wb", fileobj=out, mtime=0) as squeezed,
-        tarfile.open(fileobj=squeezed, mode="w") as archive,
+        files.atomic_write(path) as file,
+        gzip.GzipFile("", "wb", fileobj=file, mtime=0) as compressed,
+        tarfile.open(fileobj=compressed, mode="w") as archive,
     ):
         for run in sorted(runs, key=lambda run: run.path):
-            for name in CARRIED:
+            for name in PACKED_FILES:
                 if (run.path / name).is_file() and not (run.path / name).is_symlink():
                     archive.add(run.path / name, str((run.path / name).relative_to(folder)), filter=_plain)
     return path.stat().st_size
@@ -322,13 +318,13 @@ def pack_runs(runs: Sequence[StoredRun], folder: Path, path: Path) -> int:
 
 @contextmanager
 def unpacked(path: Path) -> Iterator[Path]:
-    """A folder with the runs of an archive, for as long as they are read."""
+    """Yield a temporary folder with the runs of an archive."""
     with tempfile.TemporaryDirectory(prefix="stratafl-runs-") as folder:
         try:
             with tarfile.open(path, "r:gz") as archive:
                 for entry in archive:
-                    # nothing but the files of runs, wherever their names point to
-                    if entry.isfile() and PurePosixPath(entry.name).name in CARRIED:
+                    # only files of runs, wherever their names point to
+                    if entry.isfile() and PurePosixPath(entry.name).name in PACKED_FILES:
                         archive.extract(entry, folder, filter="data")
         except (OSError, EOFError, tarfile.TarError) as problem:
             raise InvalidInput("archive", path, f"cannot be read: {first_line_of(problem)}") from None
@@ -336,8 +332,7 @@ def unpacked(path: Path) -> Iterator[Path]:
 
 
 def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """A file in an archive without whose it was and when it was written, which a run's own records
-    say better."""
+    """Remove owner and time of an archive's entry, which the run's own records have."""
     entry.uid = entry.gid = entry.mtime = 0
     entry.uname = entry.gname = ""
     entry.mode = 0o644

@@ -1,13 +1,13 @@
-"""A simulation recorded in a run directory from its first round to its last, in one go or several.
+"""Recording of a simulation in a run folder, in one process or several after another.
 
-A run can be stopped after any meeting of the leaves with their parents, and goes on from there to
-the same bits. Between two meetings its state lies in one place; before them it is spread over
-engine and half-made sums. So a signal only asks: the group round in progress is finished, a
-checkpoint written, and then the run stops. A second signal stops at once, and the run goes on from
-its last checkpoint, as after a power cut.
+A run can be stopped after any synchronisation of the leaves, and continues from there to the same
+bits. Between two synchronisations its state is in one place; before them it is spread over the
+engine and partial sums. So a signal only sets a flag: the group round in progress is finished, a
+checkpoint written, and then the run stops. A second signal stops at once, and the run continues
+from its last checkpoint, as after a power failure.
 
-On several ranks each has a recorder. The first one's keeps the directory; what it reads there it
-tells the others, who need not see it.
+On several ranks each has a recorder. The first one writes the folder and broadcasts its contents to
+the others, who do not need access to it.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ MessageCallback = Callable[[str], None]
 
 
 def ignore(text: str) -> None:
-    """Say nothing."""
+    """Ignore a message."""
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run that is done."""
+    """Path and summary of a finished run."""
 
     path: Path
     summary: dict[str, Any]
 
 
 class NullRunFolder:
-    """A run directory that the first rank keeps, as the others see it."""
+    """Run folder on ranks other than the first, which does nothing."""
 
     path = Path()
 
-    def add(self, record: RoundResult, *, sync: bool = False) -> None: ...
+    def append_round(self, record: RoundResult, *, sync: bool = False) -> None: ...
 
     def checkpoint(self, place: Progress, state: StateDict) -> None: ...
 
@@ -63,23 +63,22 @@ class NullRunFolder:
 
     def keep_only(self, *places: Progress) -> None: ...
 
-    def end(self, status: str, place: Progress, reason: str = "") -> None: ...
+    def set_status(self, status: str, place: Progress, reason: str = "") -> None: ...
 
     def close(self) -> None: ...
 
 
 class StoragePolicy(NamedTuple):
-    """What is kept of a run besides its records."""
+    """Storage options of a run besides its records."""
 
     checkpoint_every: int = 10
-    """Rounds; 0 for only when the run is stopped."""
+    """Rounds between checkpoints; 0: only when the run is stopped."""
     keep_state: bool = False
-    """Whether a finished run keeps every node's model and correction, in a last checkpoint."""
+    """Whether a finished run keeps the state of every node in a last checkpoint."""
 
 
-class Recorder:
-    """A run about to go on: what is wrong with its input or its folder was said before this
-    exists."""
+class RunRecorder:
+    """Run that is ready to continue: its input and its folder have been checked."""
 
     def __init__(self, name: str, simulation: Simulation, folder: RunWriter | NullRunFolder, keeping: StoragePolicy):
         self.name, self.simulation, self.folder, self.keeping = name, simulation, folder, keeping
@@ -92,18 +91,18 @@ class Recorder:
 
     @property
     def place(self) -> Progress:
-        """How far the run has come."""
+        """Progress of the run."""
         return Progress(len(self.simulation.history), self.simulation.meetings)
 
     @property
-    def go_on(self) -> str:
-        """How to, once it was stopped."""
+    def resume_command(self) -> str:
+        """Command that resumes this run."""
         return f"go on with: stratafl run --resume {shlex.quote(str(self.folder.path))}"
 
     def run(self, watch: RoundCallback = lambda record: None, say: MessageCallback = ignore) -> FinishedRun:
-        """Do the rounds that are left."""
+        """Train the remaining rounds."""
         try:
-            with self.ending(), InterruptHandler(say) as stop:
+            with self.record_outcome(), InterruptHandler(say) as stop:
                 while not self.simulation.done:
                     self.round(stop, watch)
                 return FinishedRun(self.folder.path, self.finish(say))
@@ -111,49 +110,49 @@ class Recorder:
             self.folder.close()
 
     def round(self, stop: InterruptHandler, watch: RoundCallback) -> RoundResult:
-        """The next global round, or what is left of it, recorded."""
+        """Train and record the next global round, or the rest of it."""
         simulation, folder, every = self.simulation, self.folder, self.keeping.checkpoint_every
         while True:
             record = simulation.advance()
             if record is not None:
-                folder.add(record)
+                folder.append_round(record)
                 watch(record)
                 simulation.check()
                 if simulation.done:
                     return record
-            asked = max(self.ranks.all(stop.signal))
-            if asked or (record is not None and every and record.round % every == 0):
+            signal_number = max(self.ranks.all(stop.signal))
+            if signal_number or (record is not None and every and record.round % every == 0):
                 folder.checkpoint(self.place, simulation.state(history=False))
-            if asked:
+            if signal_number:
                 self._stopped_together = True
-                raise Interrupted(asked)
+                raise Interrupted(signal_number)
             if record is not None:
                 return record
 
     def finish(self, say: MessageCallback = ignore) -> dict[str, Any]:
-        """All rounds are done: the run in numbers."""
-        self._say_what_was_lost(say)
-        place, keeps = self.place, self.keeping.keep_state
-        if keeps:
+        """Finish the run and return its summary."""
+        self._report_rejected_rounds(say)
+        place, keeps_state = self.place, self.keeping.keep_state
+        if keeps_state:
             self.folder.checkpoint(place, self.simulation.state(history=False))
         result = self.simulation.result()
-        numbers = summary_of(result)
-        self.folder.finish(result.module.state_dict(), numbers)
-        self.folder.keep_only(*([place] if keeps else []))
-        return numbers
+        summary = summary_of(result)
+        self.folder.finish(result.module.state_dict(), summary)
+        self.folder.keep_only(*([place] if keeps_state else []))
+        return summary
 
     @contextmanager
-    def ending(self) -> Iterator[None]:
-        """Note down how it ended, where something ends it."""
+    def record_outcome(self) -> Iterator[None]:
+        """Record the outcome if an exception ends the block."""
         try:
             yield
-        except SystemExit as ending:
-            told = InvalidInput("run", self.name, f"something in the model or rule ended the process: {ending}")
-            self._end(format.FAILED, str(told))
-            raise told from ending
-        except Interrupted as stopped:
+        except SystemExit as system_exit:
+            error = InvalidInput("run", self.name, f"something in the model or rule ended the process: {system_exit}")
+            self._end(format.FAILED, str(error))
+            raise error from system_exit
+        except Interrupted as interruption:
             self._end(format.INTERRUPTED, "it was stopped")
-            problem = Interrupted(stopped.number, f"interrupted; {self.go_on}")
+            problem = Interrupted(interruption.number, f"interrupted; {self.resume_command}")
             self.ranks.agreed_on = problem if self._stopped_together else None
             raise problem from None
         except BaseException as problem:
@@ -161,8 +160,8 @@ class Recorder:
             self.ranks.leave_word(errors.error_message(problem))
             raise
 
-    def _say_what_was_lost(self, say: MessageCallback) -> None:
-        """A model that is older than the run, or no result at all, is no success."""
+    def _report_rejected_rounds(self, say: MessageCallback) -> None:
+        """Report a model that is older than the run; raise if there is no result at all."""
         history = self.simulation.history
         lost = len(list(takewhile(lambda record: record.lost, reversed(history))))
         if lost == len(history):
@@ -173,14 +172,13 @@ class Recorder:
             say(f"every update of the last {lost} rounds was refused: the model is that of round {len(history) - lost}")
 
     def _lost(self) -> str:
-        """Another rank is gone: say so in the directory, and how to go on."""
+        """Record that another rank was lost; returns how to resume."""
         self._end(format.FAILED, self.ranks.last_word() or PEER_LOST_MESSAGE)
-        return f"; {self.go_on}"
+        return f"; {self.resume_command}"
 
     def _end(self, status: str, reason: str) -> None:
         try:
-            self.folder.end(status, self.place, reason)
+            self.folder.set_status(status, self.place, reason)
         except InvalidInput:
-            # what brought us here is what the user needs to know, not that it could not be noted
-            # down either
+            # the first problem is what the user needs to know, not that it cannot be recorded
             return

@@ -1,4 +1,4 @@
-"""A run that goes on in its directory: with what it began with, from its last good checkpoint."""
+"""Resumption of a run in its folder: with the same inputs, from its last valid checkpoint."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ from stratafl.runs.writer import RunDescription, RunWriter
 from stratafl.simulation.simulation import Simulation
 
 Table = Mapping[str, Any]
-SAME = ("stratafl", "commit", "torch", "numpy", "processor", "gpu")
-"""What must be as it was for a run to go on to the same bits, besides what its directory holds."""
+REPRODUCIBILITY_KEYS = ("stratafl", "commit", "torch", "numpy", "processor", "gpu")
+"""Entries of the environment that must be equal to continue to the same bits."""
 OTHER_DATA = "the data, or how it is split,"
 
 
 class Ways(NamedTuple):
-    """How a user goes on with a run, in words."""
+    """Texts that tell a user how to continue a run."""
 
     option: str
-    """What the path is given as."""
+    """Option for the path of the run."""
     by_force: str
-    """With something that was changed."""
+    """Instruction for changed inputs."""
     without_state: str
-    """With one that is done and has nothing to go on from."""
+    """Instruction for a finished run without a checkpoint."""
 
 
 class RestoredRun(NamedTuple):
-    """A run where it stood."""
+    """Restored run."""
 
     simulation: Simulation
     counts: LabelCounts
     checkpoints: Checkpoints | None
-    """The checkpoints of the run, which the first rank has."""
+    """Checkpoints of the run; None on ranks other than the first."""
     has_other_data: bool
     extended: list[str]
-    """What is different of how far it goes."""
+    """Differences in the length of the run."""
     was_done: bool
 
     @property
@@ -61,68 +61,68 @@ class RestoredRun(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ResumeSession:
-    """A run's directory, about to go on. Of several ranks the first one has its lock."""
+    """Run folder that is being resumed. The first rank has its lock."""
 
     path: Path
     described: dict[str, Any]
-    """What run.json says."""
+    """Contents of run.json."""
     lock: RunLock | None
     ranks: Communicator
     say: MessageCallback
     force: bool
-    """Whether to go on also where something is no longer what it was, and note that."""
+    """Whether to continue with changed inputs, and record them."""
     ways: Ways
 
-    def refuse(self, told: str) -> InvalidInput:
-        return InvalidInput(self.ways.option, self.path, told)
+    def rejection(self, reason: str) -> InvalidInput:
+        return InvalidInput(self.ways.option, self.path, reason)
 
-    def restored(self, config: Table, make: Callable[[], tuple[Simulation, LabelCounts]]) -> RestoredRun:
-        """The run as it stood. make: sets it up anew."""
+    def restore(self, config: Table, make: Callable[[], tuple[Simulation, LabelCounts]]) -> RestoredRun:
+        """Restore the run from its newest valid checkpoint. make: sets it up."""
         checkpoints = Checkpoints(self.path, self.described["id"]) if self.lock is not None else None
         was_done, extended = bool(self.ranks.first(checkpoints is not None and is_done(self.path))), list[str]()
         with self.ranks.together():
             if checkpoints is not None:
                 self._check_unchanged(config, checkpoints)
-                extended = extensions(self._before(checkpoints, checkpoints.newest_first()).config, config)
-                if was_done and not checkpoints.kept:
+                extended = extensions(self._provenance_before(checkpoints, checkpoints.newest_first()).config, config)
+                if was_done and not checkpoints.available:
                     raise self._without_state()
-        self._as_before()
+        self._restore_environment()
         with self.ranks.together():
             simulation, counts = make()
             for note in self.described.get("notes", ()):
-                if note not in simulation.notes:  # which says them itself
+                if note not in simulation.notes:  # a note of the simulation was said before
                     self.say(str(note))
-            has_other_data = self._check_alike(simulation, counts)
+            has_other_data = self._check_data_and_engine(simulation, counts)
         for place in self.ranks.first(None if checkpoints is None else list(checkpoints.newest_first())):
-            if self._restored(simulation, checkpoints, Progress(*place)):
+            if self._try_restore(simulation, checkpoints, Progress(*place)):
                 break
         with self.ranks.together():
             if was_done and not simulation.history:
                 raise self._without_state()
             if extended and not self.force:
-                self._check_past(simulation)
+                self._check_extension(simulation)
         return RestoredRun(simulation, counts, checkpoints, has_other_data, extended, was_done)
 
-    def reopened(self, config: Table, restored: RestoredRun) -> RunWriter | NullRunFolder:
-        """The folder, set back to where the run stands."""
+    def reopen(self, config: Table, restored: RestoredRun) -> RunWriter | NullRunFolder:
+        """Open the folder, reset to the progress of the run."""
         simulation, counts, checkpoints, has_other_data, extended, _ = restored
         place = restored.place
-        begun = place > Progress(0)
-        self.say(f"goes on after {place}" if begun else "begins again: there is no checkpoint to go on from")
+        has_begun = place > Progress(0)
+        self.say(f"goes on after {place}" if has_begun else "begins again: there is no checkpoint to go on from")
         folder: RunWriter | NullRunFolder = NullRunFolder()
         with self.ranks.together():
             if checkpoints is not None and self.lock is not None:
-                checkpoints.believe(place)
-                changed = self._changes(config, checkpoints, [place] if begun else [])
+                checkpoints.discard_newer_than(place)
+                changed = self._changes(config, checkpoints, [place] if has_begun else [])
                 changed += [f"{OTHER_DATA} was changed"] if has_other_data else []
-                origins = Provenance.of(config, self._at_the_start)
+                provenance = Provenance.of(config, self._initial_provenance)
                 facts = RunDescription.of(config, simulation, counts)
-                folder = RunWriter.reopen(
+                folder = RunWriter.reset_to(
                     self.path,
                     self.lock,
                     checkpoints,
                     facts,
-                    origins,
+                    provenance,
                     self.described,
                     simulation.history,
                     place,
@@ -134,54 +134,56 @@ class ResumeSession:
     def _check_unchanged(self, config: Table, checkpoints: Checkpoints) -> None:
         changed = self._changes(config, checkpoints, checkpoints.newest_first(), self.say)
         if changed and not self.force:
-            raise self.refuse(f"is no longer what this run began with: {shorten(changed)}; {self.ways.by_force}")
-        for each in changed:
-            self.say(f"goes on all the same: {each}")
+            raise self.rejection(f"is no longer what this run began with: {shorten(changed)}; {self.ways.by_force}")
+        for change in changed:
+            self.say(f"goes on all the same: {change}")
 
-    def _as_before(self) -> None:
-        """Say what is different on this machine, and use as many threads."""
-        now, then = environment(), self.described["environment"]
-        for name in SAME:
-            if then.get(name) != now[name]:
-                self.say(f"began with {name} {then.get(name)}, goes on with {now[name]}: the last bits may differ")
-        threads = then.get("threads")
+    def _restore_environment(self) -> None:
+        """Report differences of the environment, and use the recorded number of threads."""
+        current, recorded = environment(), self.described["environment"]
+        for name in REPRODUCIBILITY_KEYS:
+            if recorded.get(name) != current[name]:
+                self.say(
+                    f"began with {name} {recorded.get(name)}, goes on with {current[name]}: the last bits may differ"
+                )
+        threads = recorded.get("threads")
         if isinstance(threads, int) and not isinstance(threads, bool) and 1 <= threads <= 4096:
             torch.set_num_threads(threads)  # sums are split over them
 
-    def _check_alike(self, simulation: Simulation, counts: LabelCounts) -> bool:
-        """Refuse other data or another engine; whether the data is another, where that may be."""
+    def _check_data_and_engine(self, simulation: Simulation, counts: LabelCounts) -> bool:
+        """Reject other data, another engine or another precision; returns whether the data have
+        changed if that is allowed."""
         has_other_data = bool(counts.fingerprint != self.described["data"])
         if has_other_data and not self.force:
-            raise self.refuse(f"{OTHER_DATA} is no longer what this run began with")
+            raise self.rejection(f"{OTHER_DATA} is no longer what this run began with")
         if simulation.engine.name != self.described["engine"]:
-            told = f"its clients were trained by {self.described['engine']}; here: {simulation.engine.how}"
-            raise self.refuse(told)
-        # not noted by the first versions
+            reason = f"its clients were trained by {self.described['engine']}; here: {simulation.engine.how}"
+            raise self.rejection(reason)
+        # missing in early versions
         precision = self.described.get("precision", simulation.engine.precision)
         if simulation.engine.precision != precision and not self.force:
-            raise self.refuse(f"its products were computed in {precision}; here: {simulation.engine.precision}")
+            raise self.rejection(f"its products were computed in {precision}; here: {simulation.engine.precision}")
         return has_other_data
 
     def _without_state(self) -> InvalidInput:
-        return self.refuse(f"this run is done, and was not to keep its state: {self.ways.without_state}")
+        return self.rejection(f"this run is done, and was not to keep its state: {self.ways.without_state}")
 
-    def _check_past(self, simulation: Simulation) -> None:
-        """Refuse to go on further than was asked for at first where the rounds that are done would
-        have been others."""
+    def _check_extension(self, simulation: Simulation) -> None:
+        """Reject an extension with which completed rounds would have been different."""
         history, goals = simulation.history, simulation.objective.goals
         if len(history) > simulation.rounds:
-            raise self.refuse(f"has {len(history)} rounds already, more than rounds = {simulation.rounds}")
+            raise self.rejection(f"has {len(history)} rounds already, more than rounds = {simulation.rounds}")
         for record in history[:-1]:
             if record.reaches(goals):
-                raise self.refuse(f"reached what it is to stop at in round {record.round} of {len(history)} already")
+                raise self.rejection(f"reached what it is to stop at in round {record.round} of {len(history)} already")
         for record in history:
             rate = float(simulation.leaf.lr(record.round - 1))
             if record.lr and rate != record.lr:
-                told = f"the learning rate of round {record.round} was {record.lr:g} and would have been {rate:g}"
-                raise self.refuse(f"{told} in a run of {simulation.rounds} rounds: begin another run")
+                reason = f"the learning rate of round {record.round} was {record.lr:g} and would have been {rate:g}"
+                raise self.rejection(f"{reason} in a run of {simulation.rounds} rounds: begin another run")
 
-    def _restored(self, simulation: Simulation, checkpoints: Checkpoints | None, place: Progress) -> bool:
-        """Whether the run could be put where this checkpoint has it; all ranks must ask."""
+    def _try_restore(self, simulation: Simulation, checkpoints: Checkpoints | None, place: Progress) -> bool:
+        """Try to restore a checkpoint; all ranks must call this."""
         state: StateDict = {}
         try:
             with self.ranks.together():
@@ -191,8 +193,8 @@ class ResumeSession:
         except InvalidInput as problem:
             if problem.field == "state.engine":
                 engine = self.described["engine"]
-                told = f"its checkpoint is of engine {problem.value!r}, and its run.json of {engine!r}"
-                raise self.refuse(told) from None
+                reason = f"its checkpoint is of engine {problem.value!r}, and its run.json of {engine!r}"
+                raise self.rejection(reason) from None
             self.say(f"the checkpoint of {place} is not used: {problem}")
             return False
         return True
@@ -200,33 +202,34 @@ class ResumeSession:
     def _changes(
         self, config: Table, checkpoints: Checkpoints, places: Iterable[Progress], say: MessageCallback = ignore
     ) -> list[str]:
-        """What is no longer as it was when the first good one of these checkpoints was written, or
-        else at the start."""
-        before = self._before(checkpoints, places)
-        if before is not self._at_the_start:
+        """Differences from the first valid one of these checkpoints, or else from the beginning of
+        the run."""
+        before = self._provenance_before(checkpoints, places)
+        if before is not self._initial_provenance:
             return changes(before, config)
         if "inputs" not in self.described:
             say("it is not noted what config and files this run began with: whether they changed cannot be told")
             return []
-        return [*self._edited(), *changes(before, config)]
+        return [*self._config_edits(), *changes(before, config)]
 
     @functools.cached_property
-    def _at_the_start(self) -> Provenance:
+    def _initial_provenance(self) -> Provenance:
         return Provenance(self.described["config"], self.described.get("inputs", {}).get("files", {}))
 
-    def _before(self, checkpoints: Checkpoints, places: Iterable[Progress]) -> Provenance:
-        """The origins in the first good one of these checkpoints, or else those at the start."""
+    def _provenance_before(self, checkpoints: Checkpoints, places: Iterable[Progress]) -> Provenance:
+        """Provenance of the first valid one of these checkpoints, or else of the beginning of the
+        run."""
         for place in places:
             try:
-                return checkpoints.origins(place)
+                return checkpoints.provenance(place)
             except InvalidInput:
-                continue  # whoever wants to go on from it will be told
-        return self._at_the_start
+                continue  # reported when it is restored
+        return self._initial_provenance
 
-    def _edited(self) -> list[str]:
-        """Whether the config that the run's folder has is the one that was written there."""
-        written = format.read_description(self.path)
-        is_same = written["inputs"]["config"] == config_digest(written["config"])
+    def _config_edits(self) -> list[str]:
+        """Report whether the stored config was edited."""
+        stored = format.read_description(self.path)
+        is_same = stored["inputs"]["config"] == config_digest(stored["config"])
         return [] if is_same else ["the config was changed"]
 
 
@@ -234,16 +237,17 @@ class ResumeSession:
 def lock_for_resume(
     path: Path, ranks: Communicator, check: Callable[[dict[str, Any]], None]
 ) -> Iterator[tuple[dict[str, Any], Any]]:
-    """A run's description, and on the first rank its lock, which is let go where the block fails.
+    """Yield a run's description, and on the first rank its lock, which is released if the block
+    fails.
 
-    check: raises where this is no run to go on with.
+    check: raises if the run cannot be resumed.
     """
     lock: RunLock | None = None
     try:
         described: dict[str, Any] = {}
         with ranks.together():
             if ranks.is_first:
-                # first, since it says best what is wrong with a wrong path
+                # first, since its message is the clearest for a wrong path
                 check(format.read_description(path))
                 format.check_plain(path)
                 lock = RunLock(path)
@@ -256,10 +260,10 @@ def lock_for_resume(
 
 
 def is_done(path: Path) -> bool:
-    """Whether nothing is left to do of a run."""
+    """Whether a run is finished."""
     try:
-        found = files.read_json(path / format.STATUS)
+        status = files.read_json(path / format.STATUS)
     except InvalidInput:
-        # lost with the power, perhaps; a run that was done only does its last rounds again
+        # perhaps lost in a power failure; a finished run then only repeats its last rounds
         return False
-    return isinstance(found, dict) and found.get("status") == format.DONE
+    return isinstance(status, dict) and status.get("status") == format.DONE

@@ -1,5 +1,7 @@
-"""rounds.jsonl, written: a line per round. A checkpoint does not repeat the lines, it knows them
-again: by how many bytes they are, and by their digest."""
+"""Append-only log of round records (rounds.jsonl), one line per round.
+
+A checkpoint does not repeat the lines, but has their size and digest.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,17 @@ from stratafl.runs import format
 
 
 class LogDigest(NamedTuple):
-    """The first lines of the file, to be known again."""
+    """Size and digest of the first lines of the log."""
 
     size: int
     sha256: str
 
 
 class RoundLog:
-    """Open to append. Only the process that holds the run's lock may write."""
+    """Log that is open for appending. Only the process that holds the run's lock may write."""
 
     def __init__(self, folder: Path, history: Iterable[RoundResult] = ()):
-        """Begin with these; whatever else is there is dropped."""
+        """Write these records; other lines of the file are dropped."""
         self.path = folder / format.ROUNDS
         text = b"".join(_line(record) for record in history)
         with files.atomic_write(self.path) as file:
@@ -41,8 +43,8 @@ class RoundLog:
         self._size += len(line)
         self._digest.update(line)
 
-    def mark(self) -> LogDigest:
-        """All lines so far; they are on the disk when this returns."""
+    def sync(self) -> LogDigest:
+        """Flush all lines to the disk and return their digest."""
         try:
             os.fsync(self._file.fileno())
         except OSError as problem:
@@ -53,11 +55,11 @@ class RoundLog:
         self._file.close()
 
 
-def read_verified(folder: Path, mark: LogDigest) -> list[dict[str, Any]]:
-    """The records that were marked, or the complaint where they are not what they were."""
+def read_verified(folder: Path, digest: LogDigest) -> list[dict[str, Any]]:
+    """Read the records of a digest; raises if they have changed."""
     path = folder / format.ROUNDS
-    text = files.read_bytes(path)[: mark.size]
-    if (len(text), hashlib.sha256(text).hexdigest()) != mark:
+    text = files.read_bytes(path)[: digest.size]
+    if (len(text), hashlib.sha256(text).hexdigest()) != digest:
         raise files.cannot_read(path, "its lines are no longer those that the checkpoint was written after")
     return [files.parse_json(path, line) for line in text.splitlines()]
 

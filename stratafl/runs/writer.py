@@ -1,4 +1,4 @@
-"""A run directory, written: one process at a time, and every file whole."""
+"""Writer of a run folder: one process at a time, and every file is complete."""
 
 from __future__ import annotations
 
@@ -33,35 +33,35 @@ from stratafl.simulation.simulation import Simulation
 
 @dataclass(frozen=True, eq=False)
 class RunDescription:
-    """What a run folder says of its run, besides what came of it."""
+    """Contents of `run.json` and `tree.json`."""
 
     config: Mapping[str, Any]
-    """The config as plain tables."""
+    """Config as plain tables."""
     tree: Tree
     counts: LabelCounts
     engine: str
     how: str
     precision: str
     notes: Sequence[str] = ()
-    """What the user should know about how it is done."""
+    """Remarks for the user about the execution."""
     objects: Mapping[str, str] = field(default_factory=dict)
-    """What the model, data and so on of a run from Python are; see docs/runs.md."""
+    """Descriptions of the objects of a run from Python; see docs/runs.md."""
     job: str = ""
-    """The job of a deployed run, whose root keeps its state elsewhere; empty for a simulation."""
+    """Job of a deployed run, whose root stores its own state; empty for a simulation."""
     better: Directions = field(default_factory=lambda: dict(DEFAULT_DIRECTIONS))
-    """Which way each metric is better."""
+    """Direction in which each metric is better."""
     clock: Mapping[str, Any] = field(default_factory=dict)
-    """The network of a run in virtual time."""
+    """Network that the run is simulated on."""
     workload: RecordedWorkload | None = None
-    """What decides its time and traffic on any network; None where that is not known."""
+    """Quantities that decide time and traffic on any network; None if unknown."""
 
     @staticmethod
     def of(
         config: Mapping[str, Any], simulation: Simulation, counts: LabelCounts, objects: Mapping[str, str] | None = None
     ) -> RunDescription:
-        """The facts of a simulation."""
+        """Describe a simulation."""
         engine, tree = simulation.engine, simulation.federation.tree.whole
-        told = simulation.notes, objects or {}
+        remarks = simulation.notes, objects or {}
         better, clock = simulation.objective.better, {} if simulation.clock is None else simulation.clock.facts
         return RunDescription(
             config,
@@ -70,7 +70,7 @@ class RunDescription:
             engine.name,
             engine.how,
             engine.precision,
-            *told,
+            *remarks,
             better=better,
             clock=clock,
             workload=simulation.workload,
@@ -80,8 +80,8 @@ class RunDescription:
     def rounds(self) -> int:
         return int(self.config["run"]["rounds"])
 
-    def described(self, path: Path, name: str, id: str, origins: Provenance) -> dict[str, Any]:
-        """run.json as a run begins in a folder."""
+    def described(self, path: Path, name: str, id: str, provenance: Provenance) -> dict[str, Any]:
+        """Contents of run.json for a new run."""
         return {
             "format": format.FORMAT,
             "name": name,
@@ -94,7 +94,7 @@ class RunDescription:
             "precision": self.precision,
             "data": self.counts.fingerprint,
             "better": dict(self.better),
-            "inputs": origins.noted(),
+            "inputs": provenance.digest(),
             "environment": environment(),
             "notes": list(self.notes),
             **({"objects": self.objects} if self.objects else {}),
@@ -105,15 +105,15 @@ class RunDescription:
 
     @property
     def measured(self) -> dict[str, Any]:
-        """The workload's part of run.json."""
-        return {} if self.workload is None else {"workload": self.workload.as_plain()}
+        """Entry of the workload in run.json."""
+        return {} if self.workload is None else {"workload": self.workload.to_plain()}
 
     def write_tree(self, folder: Path) -> None:
         files.write_json(folder / format.TREE, describe_tree(self.tree, self.counts), indent=None)
 
 
 class RunWriter:
-    """Open for writing, and locked until it is closed."""
+    """Run folder that is open for writing, and locked until it is closed."""
 
     def __init__(
         self,
@@ -121,110 +121,112 @@ class RunWriter:
         lock: RunLock | None,
         checkpoints: Checkpoints,
         rounds: int,
-        origins: Provenance,
+        provenance: Provenance,
         history: Sequence[RoundResult] = (),
     ):
-        """lock: None where whoever opens it keeps others away by a lock of its own."""
-        self.path, self.checkpoints, self.rounds, self.origins = path, checkpoints, rounds, origins
+        """lock: None if the caller has a lock of its own."""
+        self.path, self.checkpoints, self.rounds, self.provenance = path, checkpoints, rounds, provenance
         self._lock = lock
         self._records = RoundLog(path, history)
         self._diverged = diverged(vars(record) for record in history)
 
     @staticmethod
     def create(path: Path, name: str, id: str, facts: RunDescription, history: Sequence[RoundResult] = ()) -> RunWriter:
-        """A new one; it gets its name when everything in it is complete, so nobody ever finds half
-        of one.
+        """Create a run folder; it gets its name when all files are complete.
 
-        history: of a run that is not kept from its beginning.
+        history: earlier rounds of a run that is not recorded from its beginning.
         """
         files.make_folder(path.absolute().parent)
         with files.atomic_folder(path) as partial:
             lock = RunLock(partial)
             (partial / format.CHECKPOINTS).mkdir()
-            origins = Provenance.of(facts.config)
-            files.write_json(partial / format.RUN, facts.described(path, name, id, origins))
+            provenance = Provenance.of(facts.config)
+            files.write_json(partial / format.RUN, facts.described(path, name, id, provenance))
             facts.write_tree(partial)
             _write_status(partial, format.RUNNING, Progress(len(history)), facts.rounds)
-        return RunWriter(path, lock, Checkpoints(path, id), facts.rounds, origins, history)
+        return RunWriter(path, lock, Checkpoints(path, id), facts.rounds, provenance, history)
 
     @staticmethod
-    def adopt(path: Path, name: str, facts: RunDescription, history: Sequence[RoundResult]) -> RunWriter:
-        """A folder that is there for another purpose, such as a deployed root's, as that of the run
-        that goes on in it; whoever calls is the only one to write there, and knows the history."""
-        origins, done = Provenance.of(facts.config), Progress(len(history))
-        begins = not os.path.lexists(path / format.RUN)
-        described = facts.described(path, name, facts.job, origins) if begins else format.read_description(path)
-        opened = RunWriter(path, None, Checkpoints(path, facts.job), facts.rounds, origins, history)
+    def attach(path: Path, name: str, facts: RunDescription, history: Sequence[RoundResult]) -> RunWriter:
+        """Use an existing folder, such as a deployed root's, as the run folder.
+
+        The caller is the only writer, and has the history.
+        """
+        provenance, progress = Provenance.of(facts.config), Progress(len(history))
+        is_new = not os.path.lexists(path / format.RUN)
+        described = facts.described(path, name, facts.job, provenance) if is_new else format.read_description(path)
+        writer = RunWriter(path, None, Checkpoints(path, facts.job), facts.rounds, provenance, history)
         facts.write_tree(path)
-        opened.end(format.RUNNING, done)
-        # last, since it is what makes a run folder of a folder
-        files.write_json(path / format.RUN, described if begins else _continued(described, done))
-        return opened
+        writer.set_status(format.RUNNING, progress)
+        # last, since this file makes it a run folder
+        files.write_json(path / format.RUN, described if is_new else _continued(described, progress))
+        return writer
 
     @staticmethod
-    def reopen(
+    def reset_to(
         path: Path,
         lock: RunLock,
         checkpoints: Checkpoints,
         facts: RunDescription,
-        origins: Provenance,
+        provenance: Provenance,
         described: dict[str, Any],
         history: Sequence[RoundResult],
         place: Progress,
         changed: Sequence[str] = (),
         extended: Sequence[str] = (),
     ) -> RunWriter:
-        """One that is there, set back to this history and place; whoever calls holds its lock.
+        """Open an existing run folder and reset it to this history and progress; the caller holds
+        its lock.
 
-        changed, extended: what is no longer as the run began, and of how far it goes; both are
-            noted.
+        changed, extended: differences from the begun run, in its inputs and in its length; both are
+        recorded.
         """
         files.remove_partials(path)
         files.remove_partials(checkpoints.folder)
         if changed:
             facts.write_tree(path)
-        now = {"config": facts.config, "folder": os.path.abspath(path), "inputs": origins.noted()}
-        now |= {"data": facts.counts.fingerprint, **facts.measured}
-        files.write_json(path / format.RUN, {**_continued(described, place, changed, extended), **now})
-        opened = RunWriter(path, lock, checkpoints, facts.rounds, origins, history)
+        current = {"config": facts.config, "folder": os.path.abspath(path), "inputs": provenance.digest()}
+        current |= {"data": facts.counts.fingerprint, **facts.measured}
+        files.write_json(path / format.RUN, {**_continued(described, place, changed, extended), **current})
+        writer = RunWriter(path, lock, checkpoints, facts.rounds, provenance, history)
         for name in (format.SUMMARY, format.MODEL):
             files.remove_tree(path / name)
-        opened.end(format.RUNNING, place)
-        return opened
+        writer.set_status(format.RUNNING, place)
+        return writer
 
-    def add(self, record: RoundResult, *, sync: bool = False) -> None:
-        """One round more; with `sync` it is on the disk when this returns."""
+    def append_round(self, record: RoundResult, *, sync: bool = False) -> None:
+        """Append the record of a round; with `sync` it is on the disk on return."""
         self._records.add(record)
         if sync:
-            self._records.mark()
+            self._records.sync()
         self._diverged = diverged_after(self._diverged, vars(record))
         _write_status(
             self.path, format.RUNNING, Progress(record.round), self.rounds, diverged=self._diverged, sync=False
         )
 
     def checkpoint(self, place: Progress, state: StateDict) -> None:
-        """Keep where the run stands, unless that is kept already."""
-        if place not in self.checkpoints.kept:
-            self.checkpoints.write(place, state, self._records.mark(), self.origins)
+        """Write a checkpoint, unless there is one at this place."""
+        if place not in self.checkpoints.available:
+            self.checkpoints.write(place, state, self._records.sync(), self.provenance)
 
     def keep_only(self, *places: Progress) -> None:
-        """Remove all checkpoints but these."""
+        """Remove all other checkpoints."""
         self.checkpoints.keep_only(*places)
 
     def finish(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-        """The run is done: the root's model and the run in numbers are written."""
+        """Write the root's model and the summary of a finished run."""
         with files.atomic_write(self.path / format.MODEL) as file:
-            # copies, since tied weights share memory and the format has no word for that
-            plain = {
+            # copies, since the format does not support tied weights
+            copies = {
                 name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
                 for name, value in tensors.items()
             }
-            file.write(save(plain))
+            file.write(save(copies))
         files.write_json(self.path / format.SUMMARY, numbers)
-        self.end(format.DONE, Progress(numbers["rounds"]))
+        self.set_status(format.DONE, Progress(numbers["rounds"]))
 
-    def end(self, status: str, place: Progress, reason: str = "") -> None:
-        """Note how the run stands from now on, and why where that is not to be expected."""
+    def set_status(self, status: str, place: Progress, reason: str = "") -> None:
+        """Write the status of the run, with a reason if it is unexpected."""
         _write_status(self.path, status, place, self.rounds, reason, self._diverged)
 
     def close(self) -> None:
@@ -236,16 +238,16 @@ class RunWriter:
 def _continued(
     described: Mapping[str, Any], place: Progress, changed: Sequence[str] = (), extended: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """run.json of a run that goes on from there."""
-    # of rounds that are dropped, where they were computed is of no interest either
+    """Contents of run.json for a run that continues."""
+    # continuations after dropped rounds are dropped, too
     before = [
-        each for each in format.continuations(described) if Progress(each["after"], each.get("meetings", 0)) < place
+        entry for entry in format.continuations(described) if Progress(entry["after"], entry.get("meetings", 0)) < place
     ]
-    here: dict[str, Any] = {"after": place.round, "time": format.now(), "environment": environment()}
-    here |= {"meetings": place.meetings} if place.meetings else {}
-    here |= {"changed": list(changed)} if changed else {}
-    here |= {"extended": list(extended)} if extended else {}
-    return {**described, "continued": [*before, here]}
+    continuation: dict[str, Any] = {"after": place.round, "time": format.now(), "environment": environment()}
+    continuation |= {"meetings": place.meetings} if place.meetings else {}
+    continuation |= {"changed": list(changed)} if changed else {}
+    continuation |= {"extended": list(extended)} if extended else {}
+    return {**described, "continued": [*before, continuation]}
 
 
 def _write_status(
@@ -258,7 +260,7 @@ def _write_status(
     *,
     sync: bool = True,
 ) -> None:
-    found = {
+    contents = {
         "status": status,
         "reason": reason,
         "round": place.round,
@@ -268,12 +270,12 @@ def _write_status(
         "pid": os.getpid(),
         "updated": format.now(),
     }
-    files.write_json(folder / format.STATUS, found, sync=sync)
+    files.write_json(folder / format.STATUS, contents, sync=sync)
 
 
 def describe_tree(tree: Tree, counts: LabelCounts) -> dict[str, Any]:
-    """The tree as plain data: per level each node's name, parent, weight among its siblings, and
-    samples by class."""
+    """Describe a tree as plain data: per level each node's name, parent, weight among its siblings,
+    and samples by class."""
     levels: list[dict[str, Any]] = []
     labels = counts.labels
     for level in range(tree.depth, -1, -1):
@@ -297,13 +299,15 @@ def describe_tree(tree: Tree, counts: LabelCounts) -> dict[str, Any]:
 def summary(
     history: Sequence[RoundResult], bytes_per_client: float, totals: Mapping[int, Mapping[str, int]]
 ) -> dict[str, Any]:
-    """The run in numbers. totals: what was sent between a level and its parents, as far as that is
-    known."""
+    """Summary of a run.
+
+    totals: traffic between each level and its parents, as far as it is known.
+    """
     records = [vars(record) for record in history]
-    last = next((record.metrics for record in reversed(history) if record.metrics), dict[str, float]())
+    final = next((record.metrics for record in reversed(history) if record.metrics), dict[str, float]())
     return {
         "rounds": len(history),
-        "final": last,
+        "final": final,
         "diverged": diverged(records),
         "seconds": sum(record.seconds for record in history),
         **format.exclusion_counts(records),
@@ -313,7 +317,7 @@ def summary(
 
 
 def summary_of(result: Result) -> dict[str, Any]:
-    """A simulation in numbers."""
+    """Summary of a simulation."""
     communication = result.communication
     levels = range(1, result.tree.depth + 1)
     totals = {level: dataclasses.asdict(communication.level(level)) for level in levels}

@@ -189,7 +189,7 @@ def sharded(given: Checked, here: Placed, method: Method, keep_at_home: object =
     clock = _clock(given, workload)
     participation = given.participation if clock is None else clock.participation()
     edges = participation, given.seed, *limits, drift_kernel(x_P)
-    later = None if clock is None else clock.later()
+    later = None if clock is None else clock.late_update_policies()
     federation = Federation(tree, given.rules, x_P, b_B, *edges, leaf=given.leaf, kept=kept, later=later)
     training = ClientTraining(
         flat=flat,

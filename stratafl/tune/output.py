@@ -13,92 +13,92 @@ from typing import Any, NamedTuple
 
 from stratafl.base.files import atomic_write, write_json
 from stratafl.base.plotting import STYLE, pyplot, save
-from stratafl.base.statistics import OverSeeds
+from stratafl.base.statistics import MeanStd
 from stratafl.config.schema import Config
 from stratafl.cost.pricing import BYTES, ENERGY, TIME, Unit
 from stratafl.runs.format import slug
 from stratafl.tune.result import TuningResult
-from stratafl.tune.selection import Candidate, NetworkResult, frontier_segments
+from stratafl.tune.selection import NetworkResult, TuningCandidate, frontier_segments
 from stratafl.tune.task import COSTS
-from stratafl.tune.trials import TuningTrial, cost_in, spent_R
+from stratafl.tune.trials import TuningTrial, cost_in, cumulative_cost_R
 
 PLAN, TRIALS = "plan.json", "trials.csv"
 
 
-def write(made: TuningResult, folder: Path) -> list[Path]:
-    """All files but the picture; those that were written."""
+def write(result: TuningResult, folder: Path) -> list[Path]:
+    """Write all files but the figure; returns their paths."""
     paths = [folder / PLAN, folder / TRIALS]
-    write_json(paths[0], as_dict(made))
+    write_json(paths[0], as_dict(result))
     with atomic_write(paths[1], sync=False) as file:
-        file.write(as_csv(made).encode())
-    for answer in made.answers:
+        file.write(as_csv(result).encode())
+    for answer in result.network_results:
         if answer.choice is not None:
             path = folder / best_name(answer)
             with atomic_write(path, sync=False) as file:
-                file.write(_best(made, answer).encode())
+                file.write(_best_config(result, answer).encode())
             paths.append(path)
     return paths
 
 
 def best_name(answer: NetworkResult) -> str:
-    """The name of the config file for a network's answer."""
+    """File name of the config for a network."""
     return f"best-{slug(answer.network)}.toml"
 
 
-def as_dict(made: TuningResult) -> dict[str, Any]:
-    """The whole plan as plain data."""
-    question, search = made.question, made.search
+def as_dict(result: TuningResult) -> dict[str, Any]:
+    """Return the whole result as plain data."""
+    task, search = result.task, result.search
     return {
-        "target": {"metric": question.target.metric, "value": question.target.value, "sign": made.baseline.goal.sign},
-        "minimise": question.minimise,
-        "budgets": dict(question.budgets),
-        "space": {**question.space.as_dict(), "size": question.space.size},
-        "trials": question.trials,
+        "target": {"metric": task.target.metric, "value": task.target.value, "sign": result.baseline.goal.sign},
+        "minimise": task.minimise,
+        "budgets": dict(task.budgets),
+        "space": {**task.space.as_dict(), "size": task.space.size},
+        "trials": task.trials,
         "tried": search.count,
-        "outcomes": outcomes(made),
-        "seeds": question.seed_list,
-        "complete": made.is_complete,
-        "networks": [_answer(made, answer) for answer in made.answers],
-        "runs": rows(made),
+        "outcomes": outcomes(result),
+        "seeds": task.seed_list,
+        "complete": result.is_complete,
+        "networks": [_network_result(result, answer) for answer in result.network_results],
+        "runs": trial_rows(result),
     }
 
 
-def outcomes(made: TuningResult) -> dict[str, int]:
-    """How many settings of the search ended how, the config as given among them."""
-    tried = list(made.search.tried.values())
-    if made.search.space.usual is None:
-        tried.append(made.baseline)
-    return dict(Counter(each.outcome for each in tried))
+def outcomes(result: TuningResult) -> dict[str, int]:
+    """Number of settings by outcome, with the given config."""
+    trials = list(result.search.trials.values())
+    if result.search.space.baseline is None:
+        trials.append(result.baseline)
+    return dict(Counter(trial.outcome for trial in trials))
 
 
-def gain(made: TuningResult, answer: NetworkResult) -> float | None:
-    """How many times cheaper the choice is than the config as given; None where either did not get
-    there."""
+def gain(result: TuningResult, answer: NetworkResult) -> float | None:
+    """Ratio of the costs of the given config and the choice; None if either did not reach the
+    target."""
     if answer.choice is None:
         return None
-    best = answer.choice.over(answer.network, made.question.minimise)
-    given = answer.baseline.over(answer.network, made.question.minimise)
-    return None if best is None or given is None else given.mean / best.mean
+    best = answer.choice.mean_cost(answer.network, result.task.minimise)
+    baseline = answer.baseline.mean_cost(answer.network, result.task.minimise)
+    return None if best is None or baseline is None else baseline.mean / best.mean
 
 
-def rows(made: TuningResult) -> list[dict[str, Any]]:
-    """One flat table per run and network: costs up to the target, or what was spent without it."""
-    found: list[dict[str, Any]] = []
-    for number, (label, seed, tried) in enumerate(made.tried):
-        for network in made.question.networks:
-            total = tried.total(network.name)
-            found.append({
-                "trial": number, "setting": label, "seed": seed, "network": network.name, "outcome": tried.outcome,
-                "rounds": None if total is None else total.round, "best": tried.best,
+def trial_rows(result: TuningResult) -> list[dict[str, Any]]:
+    """Flat tables, one per run and network: costs up to the target, or of all rounds without it."""
+    rows: list[dict[str, Any]] = []
+    for number, (label, seed, trial) in enumerate(result.all_trials):
+        for network in result.task.networks:
+            total = trial.total(network.name)
+            rows.append({
+                "trial": number, "setting": label, "seed": seed, "network": network.name, "outcome": trial.outcome,
+                "rounds": None if total is None else total.round, "best": trial.best,
                 **{kind: None if total is None else cost_in(total, kind) for kind in COSTS},
-                "run": "" if tried.run is None else tried.run.path.name, "reason": tried.reason,
+                "run": "" if trial.run is None else trial.run.path.name, "reason": trial.reason,
             })  # fmt: skip
-    return found
+    return rows
 
 
-def as_csv(made: TuningResult) -> str:
-    """The same as a CSV file."""
-    table = rows(made)
+def as_csv(result: TuningResult) -> str:
+    """Format the rows as a CSV file."""
+    table = trial_rows(result)
     text = io.StringIO()
     writer = csv.DictWriter(text, list(table[0]), lineterminator="\n")
     writer.writeheader()
@@ -106,58 +106,58 @@ def as_csv(made: TuningResult) -> str:
     return text.getvalue()
 
 
-def _answer(made: TuningResult, answer: NetworkResult) -> dict[str, Any]:
+def _network_result(result: TuningResult, answer: NetworkResult) -> dict[str, Any]:
     return {
         "network": answer.network,
-        "choice": None if answer.choice is None else _candidate(made, answer, answer.choice),
+        "choice": None if answer.choice is None else _candidate(result, answer, answer.choice),
         "config": None if answer.choice is None else best_name(answer),
-        "gain": gain(made, answer),
-        "baseline": _candidate(made, answer, answer.baseline),
-        "candidates": [_candidate(made, answer, each) for each in answer.candidates],
+        "gain": gain(result, answer),
+        "baseline": _candidate(result, answer, answer.baseline),
+        "candidates": [_candidate(result, answer, candidate) for candidate in answer.candidates],
         "frontier": [vars(point) for point in answer.frontier],
         "pareto": [vars(point) for point in frontier_segments(answer.frontier)],
     }
 
 
-def _candidate(made: TuningResult, answer: NetworkResult, candidate: Candidate) -> dict[str, Any]:
-    space = made.search.space
+def _candidate(result: TuningResult, answer: NetworkResult, candidate: TuningCandidate) -> dict[str, Any]:
+    space = result.search.space
     return {
         "setting": candidate.label,
         "values": {} if candidate.setting is None else space.values_of(candidate.setting),
         "is_baseline": candidate.is_baseline,
         "runs": [None if run.run is None else run.run.path.name for run in candidate.runs],
-        "reached": candidate.reached(answer.network, made.question),
-        "rounds": _over(candidate.rounds()),
-        **{kind: _over(candidate.over(answer.network, kind)) for kind in COSTS},
+        "reached": candidate.reached(answer.network, result.task),
+        "rounds": _mean_std(candidate.rounds()),
+        **{kind: _mean_std(candidate.mean_cost(answer.network, kind)) for kind in COSTS},
         "per_seed": [
-            cost_in(total, made.question.minimise) if total is not None else None
+            cost_in(total, result.task.minimise) if total is not None else None
             for total in (run.total(answer.network) for run in candidate.runs)
         ],
     }
 
 
-def _over(value: OverSeeds | None) -> dict[str, float | None] | None:
+def _mean_std(value: MeanStd | None) -> dict[str, float | None] | None:
     return None if value is None else value._asdict()
 
 
 # -- a config as a file ----------------------------------------------------------------------------
 
 
-def _best(made: TuningResult, answer: NetworkResult) -> str:
-    choice, question = answer.choice, made.question
+def _best_config(result: TuningResult, answer: NetworkResult) -> str:
+    choice, task = answer.choice, result.task
     assert choice is not None
-    space, setting = made.search.space, choice.setting
-    config = question.config if setting is None or setting == space.usual else space.config_of(setting)
+    space, setting = result.search.space, choice.setting
+    config = task.config if setting is None or setting == space.baseline else space.config_of(setting)
     about = (
         f"# Chosen on {answer.network}: {choice.label}\n"
-        f"# least {question.minimise} to {made.baseline.goal} of {len(made.search.tried)} settings tried,"
+        f"# least {task.minimise} to {result.baseline.goal} of {len(result.search.trials)} settings tried,"
         f" {len(choice.runs)} seeds; it stops there\n"
     )
     return about + toml(config)
 
 
 def toml(config: Config) -> str:
-    """A config as a TOML file, without what has no value."""
+    """Format a config as a TOML file, without empty values."""
     tables = config.as_dict()
     # 0 is how a file says that a batch is all of a client's data
     tables["leaf"]["batch"] = tables["leaf"]["batch"] or 0
@@ -182,8 +182,8 @@ def _value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):
-        inside = ", ".join(f"{_key(key)} = {_value(each)}" for key, each in value.items() if each is not None)
-        return f"{{ {inside} }}" if inside else "{}"
+        entries = ", ".join(f"{_key(key)} = {_value(entry)}" for key, entry in value.items() if entry is not None)
+        return f"{{ {entries} }}" if entries else "{}"
     if isinstance(value, Sequence):
         return f"[{', '.join(map(_value, value))}]"
     return repr(value)
@@ -191,31 +191,31 @@ def _value(value: Any) -> str:
 
 GREY, BLUE, BLACK, RED = "#c3c8cf", "#0072b2", "#1b1f24", "#d55e00"
 
-ACROSS = 3
+MAX_PANELS_PER_ROW = 3
 
 UNITS = {"seconds": TIME, "bytes": BYTES, "joules": ENERGY}
 
 TITLES = {"seconds": "time", "bytes": "bytes sent", "joules": "energy", "money": "money"}
 
 
-def unit_of(made: TuningResult, network: str, values: list[float]) -> Unit:
-    """What a network's costs are written in."""
-    kind = made.question.minimise
-    currency = next(each.currency for each in made.question.networks if each.name == network)
+def unit_of(result: TuningResult, network: str, values: list[float]) -> Unit:
+    """Unit of the costs on a network."""
+    kind = result.task.minimise
+    currency = next(other.currency for other in result.task.networks if other.name == network)
     return Unit.of(UNITS[kind], values) if kind in UNITS else Unit(currency or "money", 1.0)
 
 
-def picture(made: TuningResult, *paths: Path) -> None:
-    """Write the same picture as files of any kind."""
-    plt, count = pyplot(), len(made.answers)
-    across = min(count, ACROSS)
-    down = math.ceil(count / across)
+def plot_frontiers(result: TuningResult, *paths: Path) -> None:
+    """Write the figure of the frontiers as files of any format."""
+    plt, count = pyplot(), len(result.network_results)
+    columns = min(count, MAX_PANELS_PER_ROW)
+    rows = math.ceil(count / columns)
     with plt.rc_context(STYLE):
         for path in paths:
-            size = (max(4.6, 3.4 * across), 3.1 * down + 0.55)
-            figure, panels = plt.subplots(down, across, figsize=size, layout="constrained", squeeze=False)
-            for axes, answer in zip(panels.flat, made.answers, strict=False):
-                _panel(axes, made, answer)
+            size = (max(4.6, 3.4 * columns), 3.1 * rows + 0.55)
+            figure, panels = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+            for axes, answer in zip(panels.flat, result.network_results, strict=False):
+                _panel(axes, result, answer)
             for axes in list(panels.flat)[count:]:
                 axes.set_visible(False)
             handles, labels = panels[0, 0].get_legend_handles_labels()
@@ -223,15 +223,15 @@ def picture(made: TuningResult, *paths: Path) -> None:
             save(figure, path)
 
 
-def _panel(axes: Any, made: TuningResult, answer: NetworkResult) -> None:
-    goal, network = made.baseline.goal, answer.network
-    search = [tried for setting, tried in made.search.tried.items() if setting != made.search.space.usual]
-    ends = [tried.cost(network, made.question.minimise) for tried in (*search, made.baseline) if tried.costs]
-    unit = unit_of(made, network, ends)
-    panel = _Panel(axes, made, network, unit)
-    for number, tried in enumerate(each for each in search if each.curve):
-        panel.line(tried, GREY, 0.8, "other settings" if number == 0 else None)
-    panel.line(made.baseline, BLUE, 1.4, "as given")
+def _panel(axes: Any, result: TuningResult, answer: NetworkResult) -> None:
+    goal, network = result.baseline.goal, answer.network
+    search = [trial for setting, trial in result.search.trials.items() if setting != result.search.space.baseline]
+    ends = [trial.cost(network, result.task.minimise) for trial in (*search, result.baseline) if trial.costs]
+    unit = unit_of(result, network, ends)
+    panel = _Panel(axes, result, network, unit)
+    for number, trial in enumerate(trial for trial in search if trial.curve):
+        panel.line(trial, GREY, 0.8, "other settings" if number == 0 else None)
+    panel.line(result.baseline, BLUE, 1.4, "as given")
     front = answer.frontier
     axes.step(
         [point.cost / unit.factor for point in front],
@@ -244,14 +244,14 @@ def _panel(axes: Any, made: TuningResult, answer: NetworkResult) -> None:
     axes.axhline(goal.value, color="#5b6470", linewidth=0.6, linestyle=":")
     axes.set_xscale("log")
     _ticks(axes.xaxis)
-    axes.set(xlabel=f"{TITLES[made.question.minimise]}, {unit.name}", ylabel=goal.metric)
-    gained = "" if answer.choice is None else f"\n{answer.choice.label}"
-    axes.set_title(f"{network}{gained}", loc="left", fontsize=7)
+    axes.set(xlabel=f"{TITLES[result.task.minimise]}, {unit.name}", ylabel=goal.metric)
+    label = "" if answer.choice is None else f"\n{answer.choice.label}"
+    axes.set_title(f"{network}{label}", loc="left", fontsize=7)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def _ticks(axis: Any) -> None:
-    """Plain numbers, also where less than a power of ten is seen."""
+    """Set plain numbers as ticks, also for less than a power of ten."""
     from matplotlib import ticker
 
     axis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -260,27 +260,27 @@ def _ticks(axis: Any) -> None:
 
 
 class _Panel(NamedTuple):
-    """The axes of one network, where costs are in this unit."""
+    """Axes of one network, with the unit of its costs."""
 
     axes: Any
-    made: TuningResult
+    result: TuningResult
     network: str
     unit: Unit
 
-    def line(self, tried: TuningTrial, colour: str, width: float, label: str | None) -> None:
-        """Draw a run: what it had reached for what it had cost."""
-        spent = spent_R(tried.costs[self.network], self.made.question.minimise) / self.unit.factor
-        rounds, values = [round - 1 for round, _ in tried.curve], [value for _, value in tried.curve]
+    def line(self, trial: TuningTrial, colour: str, width: float, label: str | None) -> None:
+        """Draw the metric of a run over its cost."""
+        costs = cumulative_cost_R(trial.costs[self.network], self.result.task.minimise) / self.unit.factor
+        rounds, values = [round - 1 for round, _ in trial.curve], [value for _, value in trial.curve]
         marker = "." if len(rounds) == 1 else None
-        self.axes.plot(spent[rounds], values, color=colour, linewidth=width, marker=marker, markersize=3, label=label)
+        self.axes.plot(costs[rounds], values, color=colour, linewidth=width, marker=marker, markersize=3, label=label)
 
-    def mark(self, candidate: Candidate, colour: str, label: str | None) -> None:
-        """Mark where the target is reached, on the mean over seeds."""
-        cost, factor = candidate.over(self.network, self.made.question.minimise), self.unit.factor
+    def mark(self, candidate: TuningCandidate, colour: str, label: str | None) -> None:
+        """Mark the mean cost of the target over seeds."""
+        cost, factor = candidate.mean_cost(self.network, self.result.task.minimise), self.unit.factor
         if cost is not None:
-            around = None if not cost.deviation else [[min(cost.deviation, 0.95 * cost.mean) / factor],
+            error = None if not cost.deviation else [[min(cost.deviation, 0.95 * cost.mean) / factor],
                                                       [cost.deviation / factor]]  # fmt: skip
             self.axes.errorbar(
-                [cost.mean / factor], [self.made.baseline.goal.value],
-                xerr=around, fmt="D", color=colour, markersize=4, capsize=2, linewidth=1, label=label, zorder=5,
+                [cost.mean / factor], [self.result.baseline.goal.value],
+                xerr=error, fmt="D", color=colour, markersize=4, capsize=2, linewidth=1, label=label, zorder=5,
             )  # fmt: skip

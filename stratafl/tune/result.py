@@ -1,4 +1,4 @@
-"""A plan from its question to its answers, in the time it has, in one go or several."""
+"""Tuning from the task to its results, within a time budget, in one or several calls."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from stratafl.base.errors import InvalidInput
 from stratafl.base.files import check_writable, make_folder, remove_tree, write_json
 from stratafl.base.signals import Interrupted, InterruptHandler
 from stratafl.runs.format import RunLock
-from stratafl.tune.selection import NetworkResult, answers, repeat
+from stratafl.tune.selection import NetworkResult, network_results, repeat
 from stratafl.tune.space import GridPoint
 from stratafl.tune.study import BASELINE, JOURNAL, Search, optuna
 from stratafl.tune.task import FILE, TuningTask
 from stratafl.tune.trials import OutOfTime, Show, StopConditions, TrialRunner, TuningTrial
 
 SEARCH = 0.6
-"""The share of the time that the search takes: the rest is for the best settings' further seeds."""
+"""Fraction of the time for the search; the rest is for repetitions of the best settings."""
 RUNS = "runs"
 
 
 @dataclass(frozen=True, eq=False)
 class TuningResult:
-    """A plan as far as it came."""
+    """Results of a search, which may be incomplete."""
 
-    question: TuningTask
+    task: TuningTask
     search: Search
     repeated: dict[GridPoint | None, list[TuningTrial]]
-    answers: list[NetworkResult]
+    network_results: list[NetworkResult]
     is_complete: bool
-    """Whether all that was asked for was tried, with all seeds."""
+    """Whether all trials and repetitions were done."""
     interrupted: Interrupted | None = None
 
     @property
@@ -41,28 +41,28 @@ class TuningResult:
         return self.search.baseline
 
     @property
-    def tried(self) -> list[tuple[str, int, TuningTrial]]:
-        """Every run, with its setting and seed, the config as given first."""
-        space, seeds = self.search.space, self.question.seed_list
-        found = [(BASELINE, seeds[0], self.baseline)]
-        found += [
-            (space.label(setting), seeds[0], each)
-            for setting, each in self.search.tried.items()
-            if setting != space.usual
+    def all_trials(self) -> list[tuple[str, int, TuningTrial]]:
+        """All runs with their settings and seeds, the given config first."""
+        space, seeds = self.search.space, self.task.seed_list
+        trials = [(BASELINE, seeds[0], self.baseline)]
+        trials += [
+            (space.label(setting), seeds[0], trial)
+            for setting, trial in self.search.trials.items()
+            if setting != space.baseline
         ]
         for setting, runs in self.repeated.items():
-            label = BASELINE if setting in (None, space.usual) else space.label(setting)
-            found += [(label, seed, run) for seed, run in zip(seeds[1:], runs[1:], strict=False)]
-        return found
+            label = BASELINE if setting in (None, space.baseline) else space.label(setting)
+            trials += [(label, seed, run) for seed, run in zip(seeds[1:], runs[1:], strict=False)]
+        return trials
 
     @property
     def is_reached(self) -> bool:
-        """Whether any network has a choice that got to the target."""
-        return any(each.choice is not None for each in self.answers)
+        """Whether a choice reached the target on any network."""
+        return any(result.choice is not None for result in self.network_results)
 
 
 def tune(
-    question: TuningTask,
+    task: TuningTask,
     folder: Path,
     *,
     seconds: float | None = None,
@@ -71,11 +71,10 @@ def tune(
     say: Callable[[str], None],
     show: Show,
 ) -> TuningResult:
-    """Search, repeat the best with further seeds, and choose.
+    """Search, repeat the best settings with other seeds, and choose.
 
-    The same call goes on where one was interrupted; what was done is in the folder.
-
-    keep_stale: take also runs whose files were changed since for what their configs would compute.
+    The same call continues an interrupted one from the files in the folder. keep_stale: use also
+    runs whose source files have changed since.
     """
     optuna()
     begun = time.monotonic()
@@ -85,56 +84,60 @@ def tune(
     make_folder(folder)
     lock = RunLock(folder, "makes a plan in it")
     try:
-        noted = question.check(folder)
-        trainer = TrialRunner(question, folder / RUNS, say, show, keep_stale)
-        if trainer.is_stale:
-            # what the search was told of them is no longer so
+        description = task.check(folder)
+        runner = TrialRunner(task, folder / RUNS, say, show, keep_stale)
+        if runner.is_stale:
+            # the journal has results of runs that are outdated
             remove_tree(folder / JOURNAL)
-        search = Search(question, trainer, folder)
+        search = Search(task, runner, folder)
         with InterruptHandler(say) as stop:
-            return _made(search, stop, TimeBudget(begun, seconds), lambda: write_json(folder / FILE, noted))
+            return _search_and_repeat(
+                search, stop, TimeBudget(begun, seconds), lambda: write_json(folder / FILE, description)
+            )
     finally:
         lock.release()
 
 
 class TimeBudget(NamedTuple):
-    """When a plan began, and how long it may take."""
+    """Start of the search, and its time limit."""
 
     begun: float
     seconds: float | None
 
     def until(self, share: float) -> float | None:
-        """When a share of it is over."""
+        """Time at which a fraction of the budget is used."""
         return None if self.seconds is None else self.begun + share * self.seconds
 
 
-def _made(search: Search, stop: InterruptHandler, time: TimeBudget, note: Callable[[], None]) -> TuningResult:
+def _search_and_repeat(
+    search: Search, stop: InterruptHandler, budget: TimeBudget, store_task: Callable[[], None]
+) -> TuningResult:
     repeated: dict[GridPoint | None, list[TuningTrial]] = {}
     interrupted, is_searched, complete = None, False, False
     try:
         try:
-            watch = StopConditions(stop, time.until(SEARCH if search.question.seeds > 1 else 1.0))
-            search.begin(watch)
-            # only now, since until then it might be refused, and asked again otherwise
-            note()
-            search.run(watch)
+            stop_conditions = StopConditions(stop, budget.until(SEARCH if search.task.seeds > 1 else 1.0))
+            search.begin(stop_conditions)
+            # stored only now, since until then the task may be rejected and changed
+            store_task()
+            search.run(stop_conditions)
             is_searched = True
         except OutOfTime:
             if search.baseline is None:
                 raise
-        repeat(search, StopConditions(stop, time.until(1.0)), repeated)
+        repeat(search, StopConditions(stop, budget.until(1.0)), repeated)
         complete = is_searched
     except OutOfTime:
         if search.baseline is None:
-            told = "was over before the config as given was done; the same command goes on"
-            raise InvalidInput("--max-seconds", time.seconds, told) from None
+            reason = "was over before the config as given was done; the same command goes on"
+            raise InvalidInput("--max-seconds", budget.seconds, reason) from None
     except Interrupted as problem:
         if search.baseline is None:
-            raise Interrupted(problem.number, _told(search)) from None
-        interrupted = Interrupted(problem.number, _told(search))
-    return TuningResult(search.question, search, repeated, answers(search, repeated), complete, interrupted)
+            raise Interrupted(problem.number, _progress_text(search)) from None
+        interrupted = Interrupted(problem.number, _progress_text(search))
+    return TuningResult(search.task, search, repeated, network_results(search, repeated), complete, interrupted)
 
 
-def _told(search: Search) -> str:
-    settings = f"{search.count} of {search.question.trials} settings are tried"
+def _progress_text(search: Search) -> str:
+    settings = f"{search.count} of {search.task.trials} settings are tried"
     return f"interrupted; {settings}, and the same command goes on"

@@ -1,8 +1,7 @@
-"""What a plan searches: some values for each of a few keys, and the config that a choice of them
-makes.
+"""Search space: values for some keys of a config, and the configs that combine them.
 
-Values lie on a grid, so that the same setting comes up again as the same run. Without a [plan]
-table the grid is the neighbourhood of the config as given.
+Values lie on a grid, so that a repeated setting is the same run. Without a [plan] table the grid is
+the neighbourhood of the given config.
 """
 
 from __future__ import annotations
@@ -25,29 +24,30 @@ from stratafl.core.schedule import Schedule
 from stratafl.rules.registry import rules_for
 
 WIDE, NARROW = (0.25, 0.5, 1.0, 2.0, 4.0), (0.5, 1.0, 2.0)
-"""Neighbours on a grid, as multiples of the config's own value."""
+"""Neighbours on the grid, as multiples of the config's value."""
 METHODS = ("hfedavg", "mtgc")
-"""Searched besides the config's own method."""
+"""Methods that are searched besides the config's own."""
 KEYS = ("periods", "participation", "lr", "batch", "method", "effort", "defaults")
 PERIODS = "periods."
-SHORT = {"participation": "schedule.participation", "lr": "leaf.lr", "batch": "leaf.batch"}
+SHORT_NAMES = {"participation": "schedule.participation", "lr": "leaf.lr", "batch": "leaf.batch"}
 SECTIONS = ("tree", "data", "model", "method", "objective", "schedule", "leaf", "run")
 
 GridPoint = tuple[int, ...]
-"""The place of the value that is taken, on each axis of a space."""
+"""Index of the chosen value of each dimension."""
 
 
 @dataclass(frozen=True)
 class SearchDimension:
-    """A key, the values it may have, and where among them the config's own is, if it is there."""
+    """Key with its possible values, and the index of the config's own value, if it is among
+    them."""
 
     name: str
     values: tuple[Any, ...]
-    usual: int | None
+    baseline: int | None
 
     @property
     def is_ordered(self) -> bool:
-        """Whether neighbouring places have neighbouring values."""
+        """Whether neighbouring indices have neighbouring values."""
         return all(isinstance(value, int | float) and not isinstance(value, bool) for value in self.values)
 
     @property
@@ -57,40 +57,43 @@ class SearchDimension:
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """The settings around a config."""
+    """Settings around a config."""
 
     config: Config
     axes: tuple[SearchDimension, ...]
     effort: float = 1.0
-    """How many times the config's own local steps a trial may take."""
+    """Local steps of a trial, as a multiple of the config's."""
 
     @property
     def size(self) -> int:
         return math.prod(len(axis.values) for axis in self.axes)
 
     @property
-    def usual(self) -> GridPoint | None:
-        """The config as given, where it is one of the settings."""
-        places = [axis.usual for axis in self.axes]
+    def baseline(self) -> GridPoint | None:
+        """Grid point of the given config, if it is one of the settings."""
+        places = [axis.baseline for axis in self.axes]
         if self.effort != 1 or any(place is None for place in places):
             return None
         return tuple(place for place in places if place is not None)
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The config's own schedule."""
+        """Schedule of the given config."""
         return schedule_of(self.config, _depth(self.config))
 
     def config_of(self, setting: GridPoint) -> Config:
-        """The run of a setting: as many local steps in all as the config as given has, so that
-        longer periods have fewer rounds, times the effort."""
+        """Config of a setting.
+
+        It has as many local steps in all as the given config, times the effort, so that longer
+        periods have fewer rounds.
+        """
         tables = self.config.as_dict()
         periods = list(self.schedule.periods)
         for axis, place in zip(self.axes, setting, strict=True):
             value = axis.values[place]
             if axis.name.startswith(PERIODS):
                 periods[int(axis.name.removeprefix(PERIODS)) - 1] = value
-            elif place != axis.usual:
+            elif place != axis.baseline:
                 set_key(tables, axis.name, value, len(periods))
         if periods != list(self.schedule.periods):
             passes = tables["leaf"].get("epochs") is not None
@@ -107,7 +110,7 @@ class Space:
         return Config.of(tables)
 
     def label(self, setting: GridPoint) -> str:
-        """What tells a setting from others, such as "mtgc 5x10 lr 0.2"."""
+        """Label of a setting, such as "mtgc 5x10 lr 0.2"."""
         parts: list[str] = []
         periods = [str(period) for period in self.schedule.periods]
         for axis, place in zip(self.axes, setting, strict=True):
@@ -123,112 +126,119 @@ class Space:
         return " ".join(parts)
 
     def values_of(self, setting: GridPoint) -> dict[str, Any]:
-        """The values of a setting by the names of their axes."""
+        """Values of a setting by the names of their dimensions."""
         return {axis.name: axis.values[place] for axis, place in zip(self.axes, setting, strict=True)}
 
     def as_dict(self) -> dict[str, Any]:
         return {"axes": {axis.name: list(axis.values) for axis in self.axes}, "effort": self.effort}
 
 
-def space_of(config: Config, given: Mapping[str, Any] | None = None) -> Space:
-    """The settings that a [plan] table names; for keys that it does not name, those around the
-    config."""
-    tables = dict(given or {})
+def space_of(config: Config, table: Mapping[str, Any] | None = None) -> Space:
+    """Create the space that a [plan] table describes; keys that it does not name have the
+    neighbourhood of the config's values."""
+    tables = dict(table or {})
     check_plain(tables, "plan")
     import_plugins(config.run.plugins)
     effort = check_number("plan.effort", tables.pop("effort", 1.0), above=0)
     defaults = tables.pop("defaults", True)
     if not isinstance(defaults, bool):
         raise InvalidInput("plan.defaults", defaults, "must be true or false")
-    usual = _usual(config)
+    neighborhood = _neighborhood(config)
     axes = (
-        {name: SearchDimension(name, values, values.index(own)) for name, (own, values) in usual.items()}
+        {name: SearchDimension(name, values, values.index(value)) for name, (value, values) in neighborhood.items()}
         if defaults
         else {}
     )
-    for name, values, own in _named(config, tables, usual):
-        axes[name] = SearchDimension(name, values, values.index(own) if own in values else None)
+    for name, values, value in _table_axes(config, tables, neighborhood):
+        axes[name] = SearchDimension(name, values, values.index(value) if value in values else None)
     # with one value there is nothing to choose, unless it is not the config's own
-    chosen = [axis for axis in axes.values() if len(axis.values) > 1 or axis.usual is None]
+    chosen = [axis for axis in axes.values() if len(axis.values) > 1 or axis.baseline is None]
     space = Space(config, tuple(sorted(chosen, key=lambda axis: axis.name != "method")), effort)
     if space.size < 2:
-        raise InvalidInput("plan", given or {}, "leaves nothing to choose: give a key at least two values")
+        raise InvalidInput("plan", table or {}, "leaves nothing to choose: give a key at least two values")
     _check(space)
     return space
 
 
-def _usual(config: Config) -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """The config's own value of each key, and its neighbours."""
+def _neighborhood(config: Config) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """Value of each key in the config, and its neighbours."""
     depth = _depth(config)
-    found: dict[str, tuple[Any, tuple[Any, ...]]] = {}
-    found["method"] = _methods(config)
+    neighborhood: dict[str, tuple[Any, tuple[Any, ...]]] = {}
+    neighborhood["method"] = _methods(config)
     for level, period in enumerate(schedule_of(config, depth).periods, 1):
-        found[f"{PERIODS}{level}"] = period, neighbors(period, WIDE, lambda value: max(1, round(value)))
-    taking_part = check_participation(config.schedule.participation, depth)[-1]
-    if taking_part is None or isinstance(taking_part, str | float):
-        own = taking_part if isinstance(taking_part, float) else 1.0
-        found["participation"] = own, tuple(sorted({own, 0.5, 1.0}))
+        neighborhood[f"{PERIODS}{level}"] = period, neighbors(period, WIDE, lambda value: max(1, round(value)))
+    participation = check_participation(config.schedule.participation, depth)[-1]
+    if participation is None or isinstance(participation, str | float):
+        share = participation if isinstance(participation, float) else 1.0
+        neighborhood["participation"] = share, tuple(sorted({share, 0.5, 1.0}))
     lr = check_number("leaf.lr", config.leaf.lr, above=0)
-    found["lr"] = lr, neighbors(lr, WIDE, lambda value: float(f"{value:.6g}"))
+    neighborhood["lr"] = lr, neighbors(lr, WIDE, lambda value: float(f"{value:.6g}"))
     if config.leaf.batch:
-        found["batch"] = config.leaf.batch, neighbors(config.leaf.batch, NARROW, lambda value: max(1, round(value)))
-    return found
+        neighborhood["batch"] = (
+            config.leaf.batch,
+            neighbors(config.leaf.batch, NARROW, lambda value: max(1, round(value))),
+        )
+    return neighborhood
 
 
 def _methods(config: Config) -> tuple[Any, tuple[Any, ...]]:
-    own = dict(config.method)
-    return own, (own, *({"name": name} for name in METHODS if name != own.get("name")))
+    method = dict(config.method)
+    return method, (method, *({"name": name} for name in METHODS if name != method.get("name")))
 
 
-def neighbors(value: float, factors: Iterable[float], fitted: Callable[[float], Any]) -> tuple[Any, ...]:
-    return tuple(sorted({value, *(fitted(value * factor) for factor in factors if factor != 1)}))
+def neighbors(value: float, factors: Iterable[float], rounded: Callable[[float], Any]) -> tuple[Any, ...]:
+    return tuple(sorted({value, *(rounded(value * factor) for factor in factors if factor != 1)}))
 
 
-def _named(
-    config: Config, tables: Mapping[str, Any], usual: Mapping[str, tuple[Any, Any]]
+def _table_axes(
+    config: Config, tables: Mapping[str, Any], neighborhood: Mapping[str, tuple[Any, Any]]
 ) -> Iterable[tuple[str, tuple[Any, ...], Any]]:
-    """The axes that a [plan] table gives: name, values, and the config's own value."""
+    """Dimensions that a [plan] table describes: name, values, and the config's own value."""
     for key, values in tables.items():
         if key == "periods":
-            levels = len([name for name in usual if name.startswith(PERIODS)])
+            levels = len([name for name in neighborhood if name.startswith(PERIODS)])
             if not isinstance(values, list) or len(values) != levels:
-                wanted = f"must have a list of values per edge level, root first, {levels} of them"
-                raise InvalidInput("plan.periods", values, wanted)
-            for level, each in enumerate(values, 1):
+                allowed = f"must have a list of values per edge level, root first, {levels} of them"
+                raise InvalidInput("plan.periods", values, allowed)
+            for level, level_values in enumerate(values, 1):
                 name = f"{PERIODS}{level}"
-                yield name, _values(f"plan.{key}", each), usual[name][0]
+                yield name, _values(f"plan.{key}", level_values), neighborhood[name][0]
         elif key == "method":
             yield key, tuple(map(_as_method, _values("plan.method", values))), dict(config.method)
-        elif key in SHORT:
-            own = usual[key][0] if key in usual else _own(config, SHORT[key])
-            yield key, _values(f"plan.{key}", values), own
+        elif key in SHORT_NAMES:
+            value = neighborhood[key][0] if key in neighborhood else _config_value(config, SHORT_NAMES[key])
+            yield key, _values(f"plan.{key}", values), value
         elif key in SECTIONS and isinstance(values, Mapping):
-            for inner, each in values.items():
-                yield f"{key}.{inner}", _values(f"plan.{key}.{inner}", each), _own(config, f"{key}.{inner}")
+            for inner, level_values in values.items():
+                yield (
+                    f"{key}.{inner}",
+                    _values(f"plan.{key}.{inner}", level_values),
+                    _config_value(config, f"{key}.{inner}"),
+                )
         elif key.partition(".")[0] in SECTIONS and "." in key:
-            yield key, _values(f"plan.{key}", values), _own(config, key)
+            yield key, _values(f"plan.{key}", values), _config_value(config, key)
         else:
             raise unknown_name("plan key", key, KEYS)
 
 
-def _values(field: str, given: Any) -> tuple[Any, ...]:
-    if not isinstance(given, list) or not given:
-        raise InvalidInput(field, given, "must be a list of values")
-    labels = [json.dumps(value, sort_keys=True) for value in given]
+def _values(field: str, values: Any) -> tuple[Any, ...]:
+    if not isinstance(values, list) or not values:
+        raise InvalidInput(field, values, "must be a list of values")
+    labels = [json.dumps(value, sort_keys=True) for value in values]
     if len(set(labels)) < len(labels):
-        raise InvalidInput(field, given, "has a value twice")
-    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in given)
-    return tuple(sorted(given) if numbers else given)
+        raise InvalidInput(field, values, "has a value twice")
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    return tuple(sorted(values) if numbers else values)
 
 
-def _as_method(given: Any) -> dict[str, Any]:
-    if isinstance(given, Mapping) and "rules" in given:
-        return dict(given)
-    name, params = name_and_params("plan.method", given)
+def _as_method(method: Any) -> dict[str, Any]:
+    if isinstance(method, Mapping) and "rules" in method:
+        return dict(method)
+    name, params = name_and_params("plan.method", method)
     return {"name": name, **params}
 
 
-def _own(config: Config, path: str) -> Any:
+def _config_value(config: Config, path: str) -> Any:
     value: Any = config.as_dict()
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -236,26 +246,26 @@ def _own(config: Config, path: str) -> Any:
 
 
 def set_key(tables: dict[str, Any], name: str, value: Any, depth: int) -> None:
-    """One value at its place in a config's tables."""
+    """Set one value in a config's tables."""
     if name == "participation":
-        given = tables["schedule"]["participation"]
-        above = list(given[:-1]) if isinstance(given, list | tuple) else [None] * (depth - 1)
-        value = [*("all" if each is None else each for each in above), value]
+        participation = tables["schedule"]["participation"]
+        above = list(participation[:-1]) if isinstance(participation, list | tuple) else [None] * (depth - 1)
+        value = [*("all" if share is None else share for share in above), value]
     elif name == "method":
         tables["method"] = copy.deepcopy(value)
         return
-    *sections, key = SHORT.get(name, name).split(".")
+    *sections, key = SHORT_NAMES.get(name, name).split(".")
     for section in sections:
         tables = tables.setdefault(section, {})
     tables[key] = copy.deepcopy(value)
 
 
 def _check(space: Space) -> None:
-    """Refuse a value that cannot be used before anything is trained."""
-    first = space.usual or (0,) * len(space.axes)
-    for place, axis in enumerate(space.axes):
+    """Reject values that cannot be used, before anything is trained."""
+    first = space.baseline or (0,) * len(space.axes)
+    for index, axis in enumerate(space.axes):
         for value in range(len(axis.values)):
-            config = space.config_of((*first[:place], value, *first[place + 1 :]))
+            config = space.config_of((*first[:index], value, *first[index + 1 :]))
             depth = _depth(config)
             schedule_of(config, depth)
             rules_for(rules_of(config), depth)
@@ -269,8 +279,8 @@ def _depth(config: Config) -> int:
 
 def _label(value: Any) -> str:
     if isinstance(value, Mapping) and isinstance(value.get("name"), str):
-        rest = "".join(f" {key}={_label(each)}" for key, each in value.items() if key != "name")
-        return f"{value['name']}{rest}"
+        parameters = "".join(f" {key}={_label(entry)}" for key, entry in value.items() if key != "name")
+        return f"{value['name']}{parameters}"
     if isinstance(value, Mapping) and isinstance(value.get("rules"), Sequence):
         return "/".join(map(_label, value["rules"]))
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))

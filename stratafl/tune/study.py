@@ -1,8 +1,8 @@
-"""The search: a study of Optuna's per network, all of which hear of every run.
+"""Search with one Optuna study per network; every trial is reported to all studies.
 
-A setting that one study suggests is trained once, priced for every network, and told to all. What
-is suggested next depends on the seed, how many were suggested before and what came of them, and on
-nothing else: so a search that was interrupted goes on as it would have.
+A setting that one study suggests is trained once and priced for every network. The next suggestion
+depends on the seed, the number of earlier suggestions and their results, and on nothing else: so an
+interrupted search continues as it would have without the interruption.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
 JOURNAL = "optuna.journal"
 FINALISTS = 3
-"""Settings per network that are repeated with further seeds. A run is stopped when it cannot be one
-of them any more."""
+"""Number of settings per network that are repeated with other seeds. A run that can no longer be
+one of them is stopped."""
 MAX_REPEATED_SUGGESTIONS = 10
-"""Suggestions in a row that were tried before; then one that was not is drawn."""
+"""Number of repeated suggestions in a row after which an untried setting is sampled."""
 ENUMERABLE = 20_000
-"""Settings that are counted out to find those that were not tried."""
+"""Maximum number of settings that are enumerated to find untried ones."""
 STARTUP_TRIALS = 8
-"""Settings that are drawn before anything is concluded from them."""
-AGAIN = "again"
+"""Number of random settings before the search uses results."""
+REPEATED = "again"
 BASELINE = "as given"
 
 
 def optuna() -> Any:
-    """The package Optuna, told to be quiet."""
+    """Import Optuna, without its messages."""
     try:
         import optuna
     except ImportError:
@@ -49,12 +49,12 @@ def optuna() -> Any:
 
 
 class Search:
-    """What was tried so far, and what to try next."""
+    """Trials so far, and the choice of the next."""
 
-    def __init__(self, question: TuningTask, trainer: TrialRunner, folder: Path):
-        self.question, self.trainer, self.space = question, trainer, question.space
-        self.tried: dict[GridPoint, TuningTrial] = {}
-        """The runs that were tried, in their order."""
+    def __init__(self, task: TuningTask, runner: TrialRunner, folder: Path):
+        self.task, self.runner, self.space = task, runner, task.space
+        self.trials: dict[GridPoint, TuningTrial] = {}
+        """Trials by setting, in their order."""
         self.baseline: TuningTrial | None = None
         self.is_exhausted = False
         package = optuna()
@@ -62,153 +62,165 @@ class Search:
         self._storage = storage = package.storages.JournalStorage(backend)
         self.studies: dict[str, Study] = {
             network.name: package.create_study(storage=storage, study_name=network.name, load_if_exists=True)
-            for network in question.networks
+            for network in task.networks
         }
         self._distributions = {axis.name: _distribution(axis.labels, axis.is_ordered) for axis in self.space.axes}
 
     @property
     def count(self) -> int:
-        """Settings tried, besides the config as given."""
-        return len(self.tried) - (self.space.usual in self.tried)
+        """Number of settings that were tried, without the given config."""
+        return len(self.trials) - (self.space.baseline in self.trials)
 
-    def begin(self, watch: StopConditions) -> None:
-        """The config as given: to the target or its end, whatever it costs.
+    def begin(self, stop_conditions: StopConditions) -> None:
+        """Run the given config to the target or its end, without cost limits.
 
-        One that cannot be set up is the user's to mend, so the complaint goes up.
+        If it cannot be set up, the exception is raised to the user.
         """
-        config, free = self.question.config, dict.fromkeys(self.studies, math.inf)
+        config, no_limits = self.task.config, dict.fromkeys(self.studies, math.inf)
         try:
-            tried = self.trainer.tried(config, BASELINE, watch, free, failed_again=True)
+            trial = self.runner.run_trial(config, BASELINE, stop_conditions, no_limits, failed_again=True)
         except InvalidInput as problem:
             if problem.field != "stop_when":
                 raise
-            target = self.question.target
+            target = self.task.target
             raise InvalidInput("--target", f"{target.metric}={target.value:g}", problem.allowed) from None
-        if tried.outcome == "failed":
-            raise InvalidInput("CONFIG", config.method.get("name", BASELINE), f"fails as given: {tried.reason}")
-        self.baseline = tried
-        for network in self.question.networks:
-            for kind in (self.question.minimise, *self.question.budgets):
-                if tried.cost(network.name, kind) == 0:
-                    option = "--minimise" if kind == self.question.minimise else "--budget"
+        if trial.outcome == "failed":
+            raise InvalidInput("CONFIG", config.method.get("name", BASELINE), f"fails as given: {trial.reason}")
+        self.baseline = trial
+        for network in self.task.networks:
+            for kind in (self.task.minimise, *self.task.budgets):
+                if trial.cost(network.name, kind) == 0:
+                    option = "--minimise" if kind == self.task.minimise else "--budget"
                     raise InvalidInput(option, kind, f"the network {network.name} says nothing of it: all is 0")
-        if self.space.usual is not None:
-            self.tried[self.space.usual] = tried
-            self._tell_all(self.space.usual, tried)
+        if self.space.baseline is not None:
+            self.trials[self.space.baseline] = trial
+            self._report(self.space.baseline, trial)
 
-    def run(self, watch: StopConditions) -> None:
-        """Try settings until there are enough; raises where a signal or the time ends it."""
-        for setting in self._remembered():
-            if setting not in self.tried:
-                self._try(setting, watch)
+    def run(self, stop_conditions: StopConditions) -> None:
+        """Run trials until there are enough; raises if a signal or the time limit ends it."""
+        for setting in self._journal_settings():
+            if setting not in self.trials:
+                self._run_trial(setting, stop_conditions)
         names = list(self.studies)
-        while self.count < self.question.trials:
+        while self.count < self.task.trials:
             study = self.studies[names[self.count % len(names)]]
-            trial = self._suggested(study)
+            trial = self._suggest(study)
             if trial is None:
                 self.is_exhausted = True
                 return
-            self._try(self._setting(trial.params), watch)
+            self._run_trial(self._setting(trial.params), stop_conditions)
 
-    def bars(self) -> dict[str, float]:
-        """What a run must cost less than to be repeated with further seeds, by network."""
-        found = {}
+    def cost_limits(self) -> dict[str, float]:
+        """Cost below which a run is repeated with other seeds, by network."""
+        limits = {}
         for name in self.studies:
-            known = sorted(each.wins(name, self.question) for each in self.tried.values())
-            found[name] = known[FINALISTS - 1] if len(known) >= FINALISTS else math.inf
-        return found
+            values = sorted(trial.objective_value(name, self.task) for trial in self.trials.values())
+            limits[name] = values[FINALISTS - 1] if len(values) >= FINALISTS else math.inf
+        return limits
 
-    def attempt(self, setting: GridPoint | None, seed: int, watch: StopConditions, bars: CostLimits) -> TuningTrial:
-        """A run of a setting, or of the config as given; one that cannot be set up has failed."""
-        is_given = setting is None or setting == self.space.usual
-        label = BASELINE if setting is None or is_given else self.space.label(setting)
+    def attempt(
+        self, setting: GridPoint | None, seed: int, stop_conditions: StopConditions, cost_limits: CostLimits
+    ) -> TuningTrial:
+        """Run a setting, or the given config; one that cannot be set up has failed."""
+        is_baseline = setting is None or setting == self.space.baseline
+        label = BASELINE if setting is None or is_baseline else self.space.label(setting)
         try:
-            config = self.question.config if setting is None or is_given else self.space.config_of(setting)
-            return self.trainer.tried(replace(config, run=replace(config.run, seed=seed)), label, watch, bars)
+            config = self.task.config if setting is None or is_baseline else self.space.config_of(setting)
+            return self.runner.run_trial(
+                replace(config, run=replace(config.run, seed=seed)), label, stop_conditions, cost_limits
+            )
         except UserCodeError:
             raise
         except (InvalidInput, RuntimeError) as problem:
-            self.trainer.say(f"{label}: {error_message(problem)}")
-            return TuningTrial.failed(self.question, error_message(problem))
+            self.runner.say(f"{label}: {error_message(problem)}")
+            return TuningTrial.failed(self.task, error_message(problem))
 
-    def _try(self, setting: GridPoint, watch: StopConditions) -> None:
-        tried = self.attempt(setting, self.question.config.run.seed, watch, self.bars())
-        self.tried[setting] = tried
-        self._tell_all(setting, tried)
+    def _run_trial(self, setting: GridPoint, stop_conditions: StopConditions) -> None:
+        trial = self.attempt(setting, self.task.config.run.seed, stop_conditions, self.cost_limits())
+        self.trials[setting] = trial
+        self._report(setting, trial)
 
     # -- Optuna's side -----------------------------------------------------------------------------
 
-    def _remembered(self) -> list[GridPoint]:
-        """Settings of the journal in their order, that of an interrupted trial last."""
+    def _journal_settings(self) -> list[GridPoint]:
+        """Settings of the journal in their order; the setting of an interrupted trial is last."""
         running = optuna().trial.TrialState.RUNNING
-        kept = [
+        entries = [
             (trial.state == running, trial.datetime_start or trial.datetime_complete, self._setting(trial.params))
             for study in self.studies.values()
             for trial in study.trials
-            if set(trial.params) == set(self._distributions) and AGAIN not in trial.user_attrs
+            if set(trial.params) == set(self._distributions) and REPEATED not in trial.user_attrs
         ]
-        return list(dict.fromkeys(setting for *_, setting in sorted(kept, key=lambda each: each[:2])))
+        return list(dict.fromkeys(setting for *_, setting in sorted(entries, key=lambda entry: entry[:2])))
 
-    def _suggested(self, study: Study) -> Trial | None:
-        """A trial of a setting that was not tried; None where all were."""
-        if self.space.size <= len(self.tried):
+    def _suggest(self, study: Study) -> Trial | None:
+        """Suggest a setting that was not tried; None if all were."""
+        if self.space.size <= len(self.trials):
             return None
         state = optuna().trial.TrialState
         for _ in range(MAX_REPEATED_SUGGESTIONS):
             study.sampler = self._sampler(study)
             trial = study.ask(self._distributions)
-            if self._setting(trial.params) not in self.tried:
+            if self._setting(trial.params) not in self.trials:
                 return trial
-            trial.set_user_attr(AGAIN, True)
+            trial.set_user_attr(REPEATED, True)
             study.tell(trial, state=state.FAIL)
         study.enqueue_trial(self._params(self._untried(len(study.trials))))
         return study.ask(self._distributions)
 
     def _sampler(self, study: Study) -> Any:
-        seed = random.Random(f"{self.question.config.run.seed} {study.study_name} {len(study.trials)}").getrandbits(32)
+        seed = random.Random(f"{self.task.config.run.seed} {study.study_name} {len(study.trials)}").getrandbits(32)
         return optuna().samplers.TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS, multivariate=True)
 
     def _untried(self, number: int) -> GridPoint:
-        draw = random.Random(f"{self.question.config.run.seed} {number}")
+        rng = random.Random(f"{self.task.config.run.seed} {number}")
         ranges = [range(len(axis.values)) for axis in self.space.axes]
         if self.space.size <= ENUMERABLE:
-            return draw.choice([each for each in itertools.product(*ranges) if each not in self.tried])
+            return rng.choice([choice for choice in itertools.product(*ranges) if choice not in self.trials])
         while True:
-            setting = tuple(draw.choice(each) for each in ranges)
-            if setting not in self.tried:
+            setting = tuple(rng.choice(choice) for choice in ranges)
+            if setting not in self.trials:
                 return setting
 
-    def _tell_all(self, setting: GridPoint, tried: TuningTrial) -> None:
-        """Every study that has not heard of it."""
+    def _report(self, setting: GridPoint, trial: TuningTrial) -> None:
+        """Report a trial to all studies that do not have it."""
         package = optuna()
-        state = package.trial.TrialState
+        states = package.trial.TrialState
         for name, study in self.studies.items():
-            same = [trial for trial in study.trials if trial.params and self._setting(trial.params) == setting]
-            running = [trial for trial in same if trial.state == state.RUNNING]
-            value = tried.wins(name, self.question)
-            ending = state.FAIL if tried.outcome == "failed" else state.COMPLETE if value < math.inf else state.PRUNED
-            if any(trial.state == ending and AGAIN not in trial.user_attrs for trial in same):
+            known_trials = [
+                suggestion
+                for suggestion in study.trials
+                if suggestion.params and self._setting(suggestion.params) == setting
+            ]
+            running = [suggestion for suggestion in known_trials if suggestion.state == states.RUNNING]
+            value = trial.objective_value(name, self.task)
+            ending = (
+                states.FAIL if trial.outcome == "failed" else states.COMPLETE if value < math.inf else states.PRUNED
+            )
+            if any(suggestion.state == ending and REPEATED not in suggestion.user_attrs for suggestion in known_trials):
                 continue
             # ranked among those that did not get there by how far from it they stayed
-            steps = {0: tried.shortfall} if ending == state.PRUNED and tried.shortfall < math.inf else {}
+            steps = (
+                {0: trial.distance_to_target} if ending == states.PRUNED and trial.distance_to_target < math.inf else {}
+            )
             if running:
-                trial = package.trial.Trial(study, self._id_of(name, running[0].number))
+                suggestion = package.trial.Trial(study, self._id_of(name, running[0].number))
                 for step, shortfall in steps.items():
-                    trial.report(shortfall, step)
-                study.tell(trial, value if ending == state.COMPLETE else None, state=ending)
+                    suggestion.report(shortfall, step)
+                study.tell(suggestion, value if ending == states.COMPLETE else None, state=ending)
             else:
-                told_value = value if ending == state.COMPLETE else None
-                made = package.trial.create_trial(
+                final_value = value if ending == states.COMPLETE else None
+                completed = package.trial.create_trial(
                     state=ending,
-                    value=told_value,
+                    value=final_value,
                     params=self._params(setting),
                     distributions=self._distributions,
                     intermediate_values=steps,
                 )
-                study.add_trial(made)
+                study.add_trial(completed)
 
     def _id_of(self, study: str, number: int) -> int:
-        """What the storage calls a trial of a study."""
+        """Id of a trial in the storage of the studies."""
         storage = self._storage
         return int(storage.get_trial_id_from_study_id_trial_number(storage.get_study_id_from_name(study), number))
 

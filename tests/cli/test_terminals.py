@@ -37,7 +37,7 @@ def test_what_an_encoding_lacks_is_spelt_out(tmp_path: Path, monkeypatch: pytest
 def test_a_command_to_go_on_with_can_be_pasted(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(SMALL)
     launch = Launch.new(Config.load(tmp_path / "run.toml"), "run", tmp_path / "my runs")
-    assert shlex.split(launch.go_on)[-3:] == ["run", "--resume", str(launch.run().path)]
+    assert shlex.split(launch.resume_command)[-3:] == ["run", "--resume", str(launch.run().path)]
 
 
 def test_a_mark_at_the_beginning_of_a_config_is_none_of_it(tmp_path: Path) -> None:

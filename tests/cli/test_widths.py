@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from stratafl.base.statistics import OverSeeds
+from stratafl.base.statistics import MeanStd
 from stratafl.cli import demo
 from stratafl.cli import runs as runs_module
 from stratafl.cli import sweep as sweep_module
@@ -127,8 +127,8 @@ def test_network(width: int) -> None:
 def test_price(width: int, capsys: pytest.CaptureFixture[str]) -> None:
     names = ("between regions", "inside")
     parts = {("compute", 2): 12_345.0, ("wait", 2): 3.0, ("up", 1): 250_000.0, ("merge", 1): 7_000.0}
-    numbers = [OverSeeds(1_234_567.0, 98_765.4)] * 4
-    at_last = Milestone("all rounds", 3, 3, *numbers, (OverSeeds(1.23e12, 4.5e9),) * 2, parts)
+    numbers = [MeanStd(1_234_567.0, 98_765.4)] * 4
+    at_last = Milestone("all rounds", 3, 3, *numbers, (MeanStd(1.23e12, 4.5e9),) * 2, parts)
     first = Milestone("balanced_accuracy 75.5 %", 3, 1, None, None, None, None, (), {})
     setting = "MTGC, release_dirichlet 0.1, E = 30"
     found = GroupCosts(setting, "a_network", "what it is", "EUR", names, (first, at_last))

@@ -44,7 +44,7 @@ def stopped(made: Config, runs: Path) -> Path:
     """A run that was interrupted after its first round."""
     launch = Launch.new(made, "study", runs)
     record = next(iter(launch.simulation))
-    launch.folder.add(record)
+    launch.folder.append_round(record)
     launch.folder.checkpoint(launch.place, launch.simulation.state(history=False))
     launch.folder.close()
     return launch.folder.path

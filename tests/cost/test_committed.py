@@ -13,10 +13,10 @@ from benchmarks.studies.paper_with_clock import RESULTS, page, picture, results,
 
 
 def test_the_page_follows_from_the_records(tmp_path) -> None:
-    found = results()
-    assert page(found) == (RESULTS / "priced.md").read_text()
+    result = results()
+    assert page(result) == (RESULTS / "priced.md").read_text()
     made, committed = (list(csv.DictReader(text.splitlines())) for text in (
-        table(found), (RESULTS / "priced.csv").read_text()))  # fmt: skip
+        table(result), (RESULTS / "priced.csv").read_text()))  # fmt: skip
     numbers = ("seconds", "joules", "root_bytes")
     for one, other in zip(made, committed, strict=True):
         assert {k: v for k, v in one.items() if k not in numbers} == {
@@ -24,7 +24,7 @@ def test_the_page_follows_from_the_records(tmp_path) -> None:
         }
         known = [name for name in numbers if other[name]]
         assert [float(one[name]) for name in known] == pytest.approx([float(other[name]) for name in known], rel=1e-6)
-    picture(found, tmp_path / "priced.png")
+    picture(result, tmp_path / "priced.png")
     assert (tmp_path / "priced.png").stat().st_size > 50_000
 
 

@@ -79,11 +79,11 @@ def test_what_was_sent_is_recomputed_exactly(name: str, tmp_path: Path) -> None:
     run = trained(config(**CASES[name]), tmp_path)
     ready = PriceableRun.of(run)
     assert ready.recovered.notes == () and ready.recovered.buffers == 0
-    found = ready.on(NETWORK)
+    result = ready.cost_on(NETWORK)
     assert run.summary is not None
     sent = [level["bytes_up"] + level["bytes_down"] for level in run.summary["communication"]]
-    assert [float(each.sum()) for each in found.bytes] == sent
-    total = found.until(3)
+    assert [float(each.sum()) for each in result.bytes] == sent
+    total = result.up_to_round(3)
     assert sum(total.parts.values()) == pytest.approx(total.seconds) and total.joules > 0 and total.money > 0
 
 
@@ -105,7 +105,7 @@ def test_buffers_are_told_from_parameters(tmp_path: Path) -> None:
 def test_epochs_are_as_many_steps_as_a_leaf_has_batches(tmp_path: Path) -> None:
     run = trained(config(**CASES["epochs and an optimiser of its own"]), tmp_path)
     samples = run.tree["levels"][-1]["samples"]
-    assert PriceableRun.of(run).recovered.story.steps_N.tolist() == [-(-each // 16) for each in samples]
+    assert PriceableRun.of(run).recovered.workload.steps_N.tolist() == [-(-each // 16) for each in samples]
 
 
 @pytest.fixture(scope="module")
@@ -119,18 +119,18 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_settings_over_seeds(runs: Path) -> None:
-    found = price(runs, [NETWORK, "lan_wan"], ["accuracy=0.15", "loss=0.001"])
-    assert [(each.setting, each.network) for each in found] == [
+    result = price(runs, [NETWORK, "lan_wan"], ["accuracy=0.15", "loss=0.001"])
+    assert [(each.setting, each.network) for each in result] == [
         ("HFedAvg", "ours"), ("MTGC", "ours"), ("HFedAvg", "lan_wan"), ("MTGC", "lan_wan"),
     ]  # fmt: skip
-    soon, never, every = found[1].milestones
+    soon, never, every = result[1].milestones
     assert (soon.until, never.until, every.until) == ("accuracy 15 %", "loss 0.001", "all rounds")
     assert every.seconds is not None and every.rounds is not None and every.rounds.mean == 6
     assert never.reached == 0 and never.seconds is None
     assert every.seconds.deviation == 0.0, "nothing is drawn in this network"
-    alone = [PriceableRun.of(run).on(NETWORK) for run in list_runs(runs)]
+    alone = [PriceableRun.of(run).cost_on(NETWORK) for run in list_runs(runs)]
     assert every.seconds.mean == pytest.approx(alone[2].seconds_R.sum())
-    jitter = found[3].milestones[-1].seconds
+    jitter = result[3].milestones[-1].seconds
     assert jitter is not None and jitter.deviation is not None and jitter.deviation > 0
 
 
@@ -143,16 +143,16 @@ def test_the_command(runs: Path, tmp_path: Path) -> None:
     assert picture.stat().st_size > 10_000
     line = tmp_path / "round.svg"
     assert CliRunner().invoke(app, [*words, "--timeline", str(line), "--round", "6"]).exit_code == 0
-    told = line.read_text()
-    assert "round 6 of hfedavg on lan_wan" in told and "waits" in told and "1/2" in told
+    output = line.read_text()
+    assert "round 6 of hfedavg on lan_wan" in output and "waits" in output and "1/2" in output
     with pytest.raises(InvalidInput, match="has 6 rounds"):
         CliRunner().invoke(app, [*words, "--timeline", str(line), "--round", "7"], catch_exceptions=False)
     rows = list(csv.DictReader(table.read_text().splitlines()))
-    told = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
-    assert len(rows) == len(told) == 2 * 2 * 2
-    assert [float(row["seconds"]) for row in rows] == pytest.approx([each["seconds"] for each in told])
+    output = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    assert len(rows) == len(output) == 2 * 2 * 2
+    assert [float(row["seconds"]) for row in rows] == pytest.approx([each["seconds"] for each in output])
     parts = ("away_2_s", "compute_2_s", *(f"{what}_{m}_s" for what in ("down", "up", "wait", "merge") for m in (1, 2)))
-    assert all(sum(each[part] for part in parts) == pytest.approx(each["seconds"]) for each in told)
+    assert all(sum(each[part] for part in parts) == pytest.approx(each["seconds"]) for each in output)
 
 
 def test_an_archive_of_runs_is_as_good_as_its_folder(runs: Path, tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_an_archive_of_runs_is_as_good_as_its_folder(runs: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ([], "--network = None: must be given"),
         (["-n", "lanwan"], "did you mean 'lan_wan'?"),
@@ -178,9 +178,9 @@ def test_an_archive_of_runs_is_as_good_as_its_folder(runs: Path, tmp_path: Path)
         (["-n", "lan_wan", "-n", "plato", "-n", "lan_wan"], "--network = 'lan_wan': two networks of this name"),
     ],
 )
-def test_what_cannot_be_priced_gets_one_line(words: list[str], told: str, runs: Path) -> None:
+def test_what_cannot_be_priced_gets_one_line(words: list[str], message: str, runs: Path) -> None:
     ran = CliRunner().invoke(app, ["price", str(runs), *words])
-    assert isinstance(ran.exception, InvalidInput) and told in str(ran.exception)
+    assert isinstance(ran.exception, InvalidInput) and message in str(ran.exception)
 
 
 @pytest.mark.parametrize("flops", [-1, 0, float("nan"), 1e300, True])
@@ -222,8 +222,10 @@ def test_a_run_that_cannot_be_priced_stops_no_other(mixed: Path, tmp_path: Path)
     words = ["price", str(mixed), "-n", "lan_wan", "-n", "plato", "--timeline", str(line), "--json"]
     ran = CliRunner().invoke(app, words)
     assert ran.exit_code == 1
-    told = [each for each in ran.stderr.splitlines() if each.startswith("left out: ")]
-    assert len(told) == 1 and own.name in told[0] and "cannot be priced on lan_wan: leaf.flops_per_sample" in told[0]
+    output = [each for each in ran.stderr.splitlines() if each.startswith("left out: ")]
+    assert (
+        len(output) == 1 and own.name in output[0] and "cannot be priced on lan_wan: leaf.flops_per_sample" in output[0]
+    )
     rows = json.loads(ran.stdout)
     assert [row["network"] for row in rows] == ["lan_wan", "plato", "plato"]
     (alone,) = json.loads(CliRunner().invoke(app, ["price", str(model.path), "-n", "lan_wan", "--json"]).stdout)
@@ -239,8 +241,8 @@ def test_of_a_settings_seeds_those_are_priced_that_can_be(runs: Path) -> None:
     stored = list_runs(runs)
     stored[1].rounds.clear()
     with pytest.warns(UserWarning, match=f"{stored[1].name} cannot be priced: .*has no round yet"):
-        found = price(stored, NETWORK)
-    assert [(each.setting, each.at("all rounds").runs) for each in found] == [("HFedAvg", 1), ("MTGC", 2)]
+        result = price(stored, NETWORK)
+    assert [(each.setting, each.at("all rounds").runs) for each in result] == [("HFedAvg", 1), ("MTGC", 2)]
 
 
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
@@ -259,11 +261,11 @@ def test_the_report_has_a_networks_seconds_and_cost_as_axes(runs: Path, tmp_path
     out = tmp_path / "report.html"
     ran = CliRunner().invoke(app, ["report", str(runs), "-o", str(out), "-n", "lan_wan", "-n", "mobile_edge"])
     assert ran.exit_code == 0, ran.output
-    data = page_data(list_runs(runs), further=network_axes(list_runs(runs), [NETWORK]))
+    data = page_data(list_runs(runs), extra_axes=network_axes(list_runs(runs), [NETWORK]))
     assert list(data["axes"])[-2:] == ["seconds on ours", "cost on ours"] and data["unreadable"] == []
     (first, _), (mean, *_) = (each["runs"] for each in data["settings"]), [each["mean"] for each in data["settings"]]
     drawn = unpacked_axis(first[0]["curve"]["x"]["seconds on ours"])
-    assert drawn == pytest.approx(PriceableRun.of(list_runs(runs)[0]).on(NETWORK).seconds_R.cumsum(), rel=1e-6)
+    assert drawn == pytest.approx(PriceableRun.of(list_runs(runs)[0]).cost_on(NETWORK).seconds_R.cumsum(), rel=1e-6)
     assert len(unpacked_axis(mean["x"]["cost on ours"])) == 6
     page = out.read_text()
     assert '"seconds on mobile_edge"' in page and '"cost on lan_wan"' in page and '"cost on mobile_edge"' not in page
@@ -278,5 +280,5 @@ def unpacked_axis(points: Any) -> list[float]:
 def test_a_run_that_cannot_be_priced_is_named_in_the_report(runs: Path) -> None:
     run = list_runs(runs)[0]
     run.config["schedule"]["participation"] = {"name": "study:some"}
-    found = network_axes([run], [NETWORK])
-    assert "cannot be redrawn" in found.notes[0] and found.points[run.path]["seconds on ours"] == [None] * 6
+    result = network_axes([run], [NETWORK])
+    assert "cannot be redrawn" in result.notes[0] and result.points[run.path]["seconds on ours"] == [None] * 6

@@ -188,7 +188,7 @@ def test_the_report_marks_it_and_its_curve_ends(runs: Path, tmp_path: Path) -> N
     dead, alive = of(runs, "dead"), of(runs, "alive")
     curve = curve_of(dead)
     assert curve.diverged == dead.diverged and curve.last("accuracy") is None and curve.last("loss") is None
-    assert all(r < dead.diverged for name in ("accuracy", "loss") for r, _ in curve.known(name))
+    assert all(r < dead.diverged for name in ("accuracy", "loss") for r, _ in curve.points_of(name))
     shown = page_data([dead, alive])
     table = {column["title"]: [cell["text"] for cell in column["cells"]] for column in shown["summary"]["before"]}
     for name in ("accuracy, %", "loss"):
@@ -221,7 +221,7 @@ def test_an_old_record_s_accuracy_after_death_reaches_nothing() -> None:
     (row,) = table([PlannedRun("a", "one", config)], {"a": run}, target=Goal("accuracy", 0.8))
     assert row.reached == 0 and row.final_text == "diverged"
     curve = curve_of(run)
-    assert curve.known("accuracy") == [(1, 0.5), (2, 0.6)] and curve.diverged == 3
+    assert curve.points_of("accuracy") == [(1, 0.5), (2, 0.6)] and curve.diverged == 3
 
 
 def test_reproduce_counts_a_dead_run_as_nothing(tmp_path: Path) -> None:

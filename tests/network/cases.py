@@ -8,7 +8,7 @@ import numpy as np
 
 from stratafl.base.topology import Tree
 from stratafl.core.schedule import Schedule
-from stratafl.network.instance import NetworkInstance, place
+from stratafl.network.instance import NetworkInstance, instantiate_network
 from stratafl.network.messages import message_sizes
 from stratafl.network.replay import RoundBlock, Workload, replay_rounds
 from stratafl.network.specification import Network
@@ -20,16 +20,16 @@ from tests.network.events import Link, Parent, Script
 
 @dataclass
 class Case:
-    story: Workload
-    placed: NetworkInstance
+    workload: Workload
+    instance: NetworkInstance
 
     def rows(self) -> list[tuple[RoundBlock, int, int]]:
-        """Every global round: its chunk, its row there, and how often it was repeated before."""
-        found = []
-        for chunk in replay_rounds(self.story, NetworkTimeline(self.placed, self.story.wait)):
-            rows = len(chunk.sent[0].bytes_up)
-            found += [(chunk, row % rows, row // rows) for row in range(chunk.rounds)]
-        return found
+        """Block, row and repetition of every global round."""
+        rows = []
+        for block in replay_rounds(self.workload, NetworkTimeline(self.instance, self.workload.wait)):
+            count = len(block.traffic[0].bytes_up)
+            rows += [(block, row % count, row // count) for row in range(block.rounds)]
+        return rows
 
 
 def random_tree(draw: np.random.Generator) -> Tree:
@@ -54,15 +54,15 @@ def quantity(draw: np.random.Generator, typical: float) -> object:
 
 def random_network(draw: np.random.Generator) -> Network:
     def tier() -> dict:
-        found = {
+        result = {
             "up_mbit_s": quantity(draw, 2.0), "down_mbit_s": quantity(draw, 5.0), "latency_s": quantity(draw, 0.01),
             "jitter_s": quantity(draw, 0.005), "overhead_bytes": 100, "overhead_s": quantity(draw, 0.001),
             "merge_s": quantity(draw, 0.02), "merge_s_per_child": quantity(draw, 0.01),
         }  # fmt: skip
         for way in ("pipe_up_mbit_s", "pipe_down_mbit_s"):
             if draw.random() < 0.6:
-                found[way] = quantity(draw, 4.0)
-        return found
+                result[way] = quantity(draw, 4.0)
+        return result
 
     leaf = {"step_s": quantity(draw, 0.05), "slowdown": quantity(draw, 1.0), "pause_s": quantity(draw, 0.02)}
     if draw.random() < 0.5:
@@ -76,7 +76,7 @@ def random_case(seed: int) -> Case:
     methods = ("hfedavg", "mtgc", "scaffold", {"name": "mtgc", "restart": "keep"})
     rules = rules_for(methods[int(draw.integers(len(methods)))], tree.depth)
     choices = (None, 0.5, 1, 2)
-    story = Workload(
+    workload = Workload(
         tree=tree,
         schedule=Schedule.of([int(each) for each in draw.integers(1, 4, tree.depth)], tree.depth),
         participation=tuple(choices[int(draw.integers(4))] for _ in range(tree.depth)),
@@ -86,11 +86,11 @@ def random_case(seed: int) -> Case:
         samples_N=np.ones(tree.leaves),
         rounds=3,
     )
-    return Case(story, place(random_network(draw), tree, story.seed))
+    return Case(workload, instantiate_network(random_network(draw), tree, workload.seed))
 
 
 def waiting_case(seed: int) -> Case:
-    """A case in which some levels wait by time; what varies is drawn from what has no ties."""
+    """Random case with waiting policies; random quantities have no ties."""
     case, draw = random_case(seed), np.random.default_rng([seed, 1])
     choices = (WAIT_FOR_ALL, WaitPolicy(first=1), WaitPolicy(first=2), WaitPolicy(first=0.6))
 
@@ -105,67 +105,69 @@ def waiting_case(seed: int) -> Case:
     leaf = {"step_s": {"name": "lognormal", "median": 0.05, "sigma": 0.8}}
     leaf |= {"slowdown": {"name": "pareto", "least": 1.0, "alpha": 1.5}}
     network = random_network(draw) if draw.random() < 0.3 else Network.of({"tier": tier, "leaf": leaf})
-    wait = tuple(policy() for _ in range(case.story.tree.depth))
-    return Case(replace(case.story, wait=wait), place(network, case.story.tree, case.story.seed))
+    wait = tuple(policy() for _ in range(case.workload.tree.depth))
+    return Case(replace(case.workload, wait=wait), instantiate_network(network, case.workload.tree, case.workload.seed))
 
 
-def script(case: Case, chunk: RoundBlock, row: int, repeated: int) -> Script:
-    """One global round of a case; rounds of its levels are numbered from 0."""
-    tree, placed, schedule = case.story.tree, case.placed, case.story.schedule
-    seed, depth = case.story.seed, tree.depth
+def script(case: Case, block: RoundBlock, row: int, repeated: int) -> Script:
+    """Script of one global round of a case; rounds of its levels are numbered from 0."""
+    tree, instance, schedule = case.workload.tree, case.instance, case.workload.schedule
+    seed, depth = case.workload.seed, tree.depth
     rounds = [0, 1, *schedule.periods[:-1]]
     active, down, up, jitter = {}, {}, {}, {}
     compute, away = {}, {}
     begun = [0] * (depth + 1)
-    for stage in chunk.stages:
+    for stage in block.stages:
         for level in range(stage.begin, depth + 1):
             number, counter = begun[level], stage.counter[level][row] + repeated * schedule.meetings[level]
             begun[level] += 1
             active[level, number] = stage.working(level)[row]
-            down[level, number] = stage.down[level]
+            down[level, number] = stage.downloads[level]
             for way, offset in (("down", 0), ("up", 1)):
-                drawn = placed.edge(level).jitter.each(seed, np.array([2 * counter + offset]))[0]
-                jitter |= {(level, node, number, way): float(drawn[node]) for node in range(tree.sizes[level])}
-            down[level, number] = (stage.down[level].count_RN[row], stage.down[level].bytes_RN[row])
+                jitter_N = instance.link(level).jitter.sample_per_round(seed, np.array([2 * counter + offset]))[0]
+                jitter |= {(level, node, number, way): float(jitter_N[node]) for node in range(tree.sizes[level])}
+            down[level, number] = (stage.downloads[level].count_RN[row], stage.downloads[level].bytes_RN[row])
             if level == depth:
                 compute |= {(n, number): v for n, v in enumerate(_computing(case, stage.steps_N, counter))}
                 away |= {(n, number): v for n, v in enumerate(_absence(case, counter))}
         for level in range(depth, stage.end - 1, -1):
-            up[level, begun[level] - 1] = stage.up[level].bytes_RN[row]
-    wait = {level: (each.deadline, each.first) for level, each in enumerate(case.story.wait, 1) if not each.is_all}
-    return Script(tree, rounds, active, down, up, _links(placed), jitter, _parents(placed), compute, away, wait)
+            up[level, begun[level] - 1] = stage.uploads[level].bytes_RN[row]
+    wait = {
+        level: (each.deadline, each.first) for level, each in enumerate(case.workload.wait, 1) if not each.waits_for_all
+    }
+    return Script(tree, rounds, active, down, up, _links(instance), jitter, _parents(instance), compute, away, wait)
 
 
-def _links(placed: NetworkInstance) -> dict[tuple[int, int], Link]:
+def _links(instance: NetworkInstance) -> dict[tuple[int, int], Link]:
     return {
         (level, n): Link(e.up_N[n], e.down_N[n], e.latency_N[n], e.overhead_s_N[n], e.overhead_bytes_N[n])
-        for level, e in enumerate(placed.edges, 1)
-        for n in range(placed.tree.sizes[level])
+        for level, e in enumerate(instance.links, 1)
+        for n in range(instance.tree.sizes[level])
     }  # fmt: skip
 
 
-def _parents(placed: NetworkInstance) -> dict[tuple[int, int], Parent]:
+def _parents(instance: NetworkInstance) -> dict[tuple[int, int], Parent]:
     return {
         (level - 1, n): Parent(e.pipe_up_M[n], e.pipe_down_M[n], e.merge_s_M[n], e.merge_s_per_child_M[n])
-        for level, e in enumerate(placed.edges, 1)
-        for n in range(placed.tree.sizes[level - 1])
+        for level, e in enumerate(instance.links, 1)
+        for n in range(instance.tree.sizes[level - 1])
     }
 
 
 def _computing(case: Case, steps_N: np.ndarray, counter: int) -> list[float]:
-    devices, at = case.placed.devices, np.array([counter])
-    pause, slow = (each.each(case.story.seed, at)[0] for each in (devices.pause, devices.slowdown))
-    chance = devices.chances[1].each(case.story.seed, at)[0]
-    found = []
-    for leaf in range(case.story.tree.leaves):
+    devices, at = case.instance.devices, np.array([counter])
+    pause, slow = (each.sample_per_round(case.workload.seed, at)[0] for each in (devices.pause, devices.slowdown))
+    chance = devices.chances[1].sample_per_round(case.workload.seed, at)[0]
+    seconds = []
+    for leaf in range(case.workload.tree.leaves):
         tries, power = 1, devices.dropout_N[leaf]
         while chance[leaf] <= power and power > 0:
             tries, power = tries + 1, power * devices.dropout_N[leaf]
-        found.append(pause[leaf] + tries * steps_N[leaf] * devices.step_s_N[leaf] * slow[leaf])
-    return found
+        seconds.append(pause[leaf] + tries * steps_N[leaf] * devices.step_s_N[leaf] * slow[leaf])
+    return seconds
 
 
 def _absence(case: Case, counter: int) -> list[float]:
-    devices, at = case.placed.devices, np.array([counter])
-    gone = devices.chances[0].each(case.story.seed, at)[0] >= devices.availability_N
-    return list(gone * devices.away.each(case.story.seed, at)[0])
+    devices, at = case.instance.devices, np.array([counter])
+    gone = devices.chances[0].sample_per_round(case.workload.seed, at)[0] >= devices.availability_N
+    return list(gone * devices.away.sample_per_round(case.workload.seed, at)[0])

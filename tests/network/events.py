@@ -1,6 +1,8 @@
-"""The time line once more, as processes of an event simulation (SimPy): every node is a program
-that waits, sends and receives. It shares no code with `network.timeline` and knows one round at
-a time."""
+"""Independent model of the time line as an event simulation (SimPy): every node is a process that
+waits, sends and receives.
+
+It shares no code with `network.timeline`, and simulates one round at a time.
+"""
 
 from __future__ import annotations
 
@@ -32,33 +34,33 @@ class Parent:
 
 @dataclass
 class Script:
-    """A global round with one stage per group round: periods as in a schedule, who takes part, and
-    the bytes of every message."""
+    """Global round with one stage per group round: periods, participants and the bytes of every
+    message."""
 
     tree: Tree
     rounds: list[int]
-    """How many rounds of each edge level make one of the level above; entry 0 is unused, entry 1
-    is 1."""
+    """Number of rounds of each edge level in one of the level above; entry 0 is unused, entry 1 is
+    1."""
     active: dict[tuple[int, int], np.ndarray]
-    """By edge level and the number of its round: who takes part."""
+    """Participants by edge level and the number of its round."""
     down: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]
-    """Likewise: how many messages each node gets, and how many bytes they have."""
+    """Number and bytes of the messages to each node, likewise."""
     up: dict[tuple[int, int], np.ndarray]
-    """Likewise: bytes of the one message that each sends."""
+    """Bytes of the message that each node sends, likewise."""
     link: dict[tuple[int, int], Link]
-    """By level and node."""
+    """Links by level and node."""
     jitter: dict[tuple[int, int, int, str], float]
-    """By level, node, round of the level, direction."""
+    """Jitter by level, node, round of the level and direction."""
     parent: dict[tuple[int, int], Parent]
     compute: dict[tuple[int, int], float]
-    """By leaf and round of the leaves' level: pauses, steps, all of it."""
+    """Seconds of pauses and computing by leaf and round of its level."""
     away: dict[tuple[int, int], float] = field(default_factory=dict)
     wait: dict[int, tuple[float | None, int | float | None]] = field(default_factory=dict)
-    """By edge level: a deadline, and how many children are enough; others wait for all."""
+    """Deadline and number of children by edge level; other levels wait for all."""
 
 
 class Pipe:
-    """A pipe that transfers share fairly; whenever one begins or ends, all rates are set anew."""
+    """Link that transfers share fairly; all rates change whenever one begins or ends."""
 
     def __init__(self, env: simpy.Environment, capacity: float):
         self.env, self.capacity = env, capacity
@@ -92,7 +94,7 @@ class Pipe:
         self.since = self.env.now
 
     def _share(self) -> None:
-        """Progressive filling: whoever's own link is the narrowest comes first."""
+        """Set max-min fair rates: the narrowest link is served first."""
         left, waiting = self.capacity, sorted(self.flows, key=lambda flow: flow[1])
         while waiting:
             flow = waiting.pop(0)
@@ -134,8 +136,7 @@ class World:
         return [int(each) for each in np.flatnonzero(self.script.tree.parents[level + 1] == node)]
 
     def meet(self, level: int, node: int, first: int, times: int):
-        """A parent lets its children come so many times, the rounds of their level from `first`
-        on."""
+        """Hold a number of a parent's rounds, from round `first` of its children's level."""
         below = level + 1
         for round in range(first, first + times):
             who = [child for child in self.children(level, node) if self.script.active[below, round][child]]
@@ -151,7 +152,7 @@ class World:
             yield self.env.timeout(parent.merge + parent.merge_per_child * len(heard))
 
     def hear(self, level: int, visits: dict):
-        """Wait for children as the level's policy says; who came."""
+        """Wait for children as the level's policy says; returns those that arrived."""
         deadline, first = self.script.wait.get(level, (None, None))
         enough = len(visits)
         if isinstance(first, float):
@@ -183,7 +184,7 @@ class World:
             yield self.env.timeout(link.latency + self.script.jitter[level, node, round, "down"])
 
     def drop(self, steps):
-        """What is told to stop, does."""
+        """Run the steps until they end or are interrupted."""
         with contextlib.suppress(simpy.Interrupt):
             yield from steps
 

@@ -1,8 +1,9 @@
-"""Late work that counts, once more: every node is a program of an event simulation (SimPy) that
-trains on least squares, so that time and learning go on together. It shares no code with the
-package's clock or federation, and has the definitions of docs/clock.md written out.
+"""Independent model of late updates: every node is a process of an event simulation (SimPy) that
+trains on least squares, so time and learning proceed together.
 
-Links have a latency, an overhead and a bandwidth of their own; reports share the parent's pipe.
+It shares no code with the virtual clock or the federation, and implements the definitions of
+docs/clock.md. Links have a latency, an overhead and a bandwidth of their own; updates share the
+parent's link.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from tests.problems import LeastSquares
 
 @dataclass
 class Child:
-    """What one node knows of its edge to its parent."""
+    """State of one edge to a parent."""
 
     z: np.ndarray
     """MTGC's correction."""
     used: np.ndarray | None = None
-    """The one that its work under way uses."""
+    """Correction that the work in progress uses."""
     start: np.ndarray | None = None
     since: int = 0
     rate: float = 0.0
@@ -36,13 +37,13 @@ class Child:
 class Parent:
     meetings: int = 0
     arrivals: list[int] = field(default_factory=list)
-    """Children whose reports came and are not merged, in the order in which they came."""
+    """Children whose updates arrived and are not aggregated, in order of arrival."""
     wake: simpy.Event | None = None
 
 
 class LateWorld:
-    """A tree whose levels wait for the first `buffers[level]` children, whose late work counts;
-    None for a level that waits for all."""
+    """Simulation of a tree whose levels wait for the first `buffers[level]` children and apply late
+    updates; None for a level that waits for all."""
 
     def __init__(
         self,
@@ -59,8 +60,9 @@ class LateWorld:
         link: float,
         pipe: float,
     ):
-        """Seconds of a leaf's computing; delay(level, node) of a message; size of a report by
-        level, sent over links of so many bytes per second and a pipe at the parent."""
+        """seconds: compute time of a leaf; delay: latency of a message by level and node; size:
+        bytes of an update by level, sent over links of this rate and the shared link of the
+        parent."""
         self.problem, self.tree, self.periods, self.buffers = problem, problem.tree, periods, buffers
         self.corrects, self.restart, self.staleness, self.lr = corrects, restart, staleness, lr
         self.seconds, self.delay, self.size, self.link = seconds, delay, size, link
@@ -74,7 +76,7 @@ class LateWorld:
         self.pipes = {key: Pipe(self.env, pipe) for key in self.parents}
 
     def run(self, rounds: int) -> list[tuple[float, np.ndarray]]:
-        """The time and the root's model at the end of each global round."""
+        """Time and root model at the end of each global round."""
         found: list[tuple[float, np.ndarray]] = []
 
         def root():
@@ -90,9 +92,12 @@ class LateWorld:
         return [int(each) for each in np.flatnonzero(self.tree.parents[level + 1] == node)]
 
     def meeting(self, level: int, node: int, model: np.ndarray, known: np.ndarray, is_last: bool):
-        """Let everybody begin who is free, wait, and merge; the new model, and the sum of learning
-        rates that it moved by. known: the corrections of all edges above, as they came with the
-        node's model; is_last: the node reports next, and a newer model will come."""
+        """Hold a round: start free children, wait, aggregate; returns the new model and the sum of
+        the learning rates by which it moved.
+
+        known: corrections of all edges above, as they came with the node's model. is_last: the node
+        reports next, and a newer model will come.
+        """
         parent, below = self.parents[level, node], self.below(level, node)
         for child in below:
             each = self.children[level + 1, child]
@@ -129,8 +134,8 @@ class LateWorld:
         return merged, moved
 
     def forget(self, level: int, node: int) -> None:
-        """A model goes down from here: corrections below begin anew, but not below somebody who is
-        at work."""
+        """Reset the corrections below a node that sends its model down, but not below nodes at
+        work."""
         for child in self.below(level, node) if level + 1 < self.tree.depth else ():
             if not self.children[level + 1, child].is_busy:
                 for each in self.below(level + 1, child):

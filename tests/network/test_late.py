@@ -1,5 +1,5 @@
-"""Work that is late and counts later: against an event simulation that also learns, at its limits,
-and where corrections lead."""
+"""Late updates that are applied: against an event simulation that also learns, at their limits, and
+where corrections converge."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ def test_time_and_learning_are_those_of_an_event_simulation(method: str, case: i
     problem = LeastSquares(shape, weights=random_weights(shape, seed=case), seed=case)
     tier = HEAVY["tier"][0] | ({} if pipe is None else {"pipe_up_mbit_s": pipe})
     rules = place(RULES[method], problem.tree.depth)
-    given = {**HEAVY, "tier": [tier]}
-    simulation = simulated(problem, rules, waits(buffers, 0.7), given, periods=periods, seed=case, rounds=8)
+    network = {**HEAVY, "tier": [tier]}
+    simulation = simulated(problem, rules, waits(buffers, 0.7), network, periods=periods, seed=case, rounds=8)
     assert simulation.clock is not None
-    placed, sizes = simulation.clock.placed, simulation.clock.story.sizes
+    instance, sizes = simulation.clock.instance, simulation.clock.workload.sizes
     world = LateWorld(
         problem,
         periods,
@@ -84,9 +84,9 @@ def test_time_and_learning_are_those_of_an_event_simulation(method: str, case: i
         restart="keep" if "kept" in method else "zero",
         staleness=0.7,
         lr=0.05,
-        seconds=lambda leaf: float(periods[-1] * placed.devices.step_s_N[leaf]),
-        delay=lambda level, node: float(placed.edge(level).latency_N[node]),
-        size=lambda level: float(sizes.edge(level).report),
+        seconds=lambda leaf: float(periods[-1] * instance.devices.step_s_N[leaf]),
+        delay=lambda level, node: float(instance.link(level).latency_N[node]),
+        size=lambda level: float(sizes.edge(level).upload_bytes),
         link=LINK * BYTES_PER_MBIT,
         pipe=1e18 if pipe is None else pipe * BYTES_PER_MBIT,
     )
@@ -102,13 +102,14 @@ def test_time_and_learning_are_those_of_an_event_simulation(method: str, case: i
 
 @pytest.mark.parametrize("policy", [{"deadline": 0.2, "late": "counts"}, {"first": 0.5, "late": "counts"}])
 def test_of_those_at_work_a_share_is_taken_or_who_comes_by_a_deadline(policy: dict[str, Any]) -> None:
-    """By hand, on a star with links that take no time: child i computes for a fixed time."""
+    """Expected times on a star whose links take no time and whose children compute for fixed
+    times."""
     problem, network = LeastSquares(4, seed=1), {"tier": [{"up_mbit_s": 1e12}], "leaf": {"step_s": 1.0}}
     times = [0.05, 0.11, 0.19, 0.45]
     network["nodes"] = {str(n): {"step_s": seconds / 2} for n, seconds in enumerate(times)}
     simulation = simulated(problem, place("hfedavg", 1), policy, network, periods=[2], rounds=5)
     ends, merged = _by_hand(times, policy, rounds=5)
-    heard = simulation.clock.later()[1].heard  # type: ignore[union-attr]
+    heard = simulation.clock.late_update_policies()[1].heard  # type: ignore[union-attr]
     for number, (end, who) in enumerate(zip(ends, merged, strict=True)):
         record = next(simulation)
         assert isinstance(record, ClockedRound)
@@ -117,21 +118,23 @@ def test_of_those_at_work_a_share_is_taken_or_who_comes_by_a_deadline(policy: di
 
 
 def _by_hand(times: list[float], policy: dict[str, Any], rounds: int) -> tuple[list[float], list[set[int]]]:
-    now, heard_at, ends, merged = 0.0, dict[int, float](), list[float](), list[set[int]]()
+    time, arrivals, ends, merged = 0.0, dict[int, float](), list[float](), list[set[int]]()
     for _ in range(rounds):
-        heard_at |= {child: now + seconds for child, seconds in enumerate(times) if child not in heard_at}
-        order = sorted(heard_at, key=lambda child: heard_at[child])
+        arrivals |= {child: time + seconds for child, seconds in enumerate(times) if child not in arrivals}
+        order = sorted(arrivals, key=lambda child: arrivals[child])
         if "deadline" in policy:
-            in_time = [child for child in order if heard_at[child] <= now + policy["deadline"]]
-            came = in_time or order[:1]
-            now = max(heard_at[child] for child in came) if len(came) == len(order) else now + policy["deadline"]
+            in_time = [child for child in order if arrivals[child] <= time + policy["deadline"]]
+            arrived = in_time or order[:1]
+            time = (
+                max(arrivals[child] for child in arrived) if len(arrived) == len(order) else time + policy["deadline"]
+            )
         else:
-            came = order[: round(policy["first"] * len(order))]
-            now = max(now, heard_at[came[-1]])
-        for child in came:
-            del heard_at[child]
-        ends.append(now)
-        merged.append(set(came))
+            arrived = order[: round(policy["first"] * len(order))]
+            time = max(time, arrivals[arrived[-1]])
+        for child in arrived:
+            del arrivals[child]
+        ends.append(time)
+        merged.append(set(arrived))
     return ends, merged
 
 
@@ -145,18 +148,20 @@ def test_a_buffer_of_everybody_is_the_synchronous_run(name: str, shape: Any, par
     problem = LeastSquares(shape, seed=2)
     depth = problem.tree.depth
     settings = {"rounds": 3, "participation": [participation] * depth, "diagnose": "drift"}
-    both = [
+    simulations = [
         simulated(problem, place(RULES[name], depth), wait, **settings) for wait in ([NEVER] * depth, ["all"] * depth)
     ]
-    ours, wanted = (each.run(progress=False) for each in both)
-    assert [each.tolist() for each in ours.models] == [each.tolist() for each in wanted.models]
-    one, other = ([{**asdict(each), "seconds": None} for each in result.history] for result in (ours, wanted))
-    for mine, theirs in zip(one, other, strict=True):
-        assert mine.pop("clock_total") == pytest.approx(theirs.pop("clock_total"))
-        assert mine.pop("clock_seconds") == pytest.approx(theirs.pop("clock_seconds"))
+    buffered, synchronous = (each.run(progress=False) for each in simulations)
+    assert [each.tolist() for each in buffered.models] == [each.tolist() for each in synchronous.models]
+    one, other = ([{**asdict(each), "seconds": None} for each in result.history] for result in (buffered, synchronous))
+    for record, other_record in zip(one, other, strict=True):
+        assert record.pop("clock_total") == pytest.approx(other_record.pop("clock_total"))
+        assert record.pop("clock_seconds") == pytest.approx(other_record.pop("clock_seconds"))
     assert one == other
     states = [
-        {key: rows.tolist() for key, rows in level.state.items()} for each in both for level in each.federation.levels
+        {key: rows.tolist() for key, rows in level.state.items()}
+        for each in simulations
+        for level in each.federation.levels
     ]
     assert states[: depth + 1] == states[depth + 1 :]
 
@@ -198,12 +203,12 @@ def test_corrections_lead_to_the_optimum_of_the_synchronous_run(name: str, rules
     shape, wait = OFTEN[name]
     problem = LeastSquares(shape, seed=5)
     depth = problem.tree.depth
-    every = [place(rules, 1)[0]] * depth
+    per_level = [place(rules, 1)[0]] * depth
     settings = {"periods": [2] * depth, "rounds": 400, "lr": 0.03}
-    found = root(simulated(problem, every, wait, **settings).run(progress=False))
+    corrected = root(simulated(problem, per_level, wait, **settings).run(progress=False))
     without = root(simulated(problem, [average()] * depth, wait, **settings).run(progress=False))
     best = problem.minimiser()
-    distance, drifted = np.abs(found - best).max(), np.abs(without - best).max()
+    distance, drifted = np.abs(corrected - best).max(), np.abs(without - best).max()
     # who is fast comes more often, and draws an average towards its own optimum
     assert drifted > 0.2
     assert distance < 1e-3 * drifted

@@ -1,4 +1,4 @@
-"""Networks and distributions: what they take, and the one line for what they do not."""
+"""Networks and distributions: accepted values, and the messages for others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import scipy.stats
 from stratafl.base.errors import InvalidInput
 from stratafl.base.topology import Tree
 from stratafl.network.distributions import Distribution
-from stratafl.network.instance import place
+from stratafl.network.instance import instantiate_network
 from stratafl.network.specification import Network, network, presets
 
 SHARES = np.array([0.001, 0.1, 0.5, 0.9, 0.999])
@@ -21,7 +21,7 @@ GOOD: dict[str, Any] = {"tier": [{"up_mbit_s": 10}], "leaf": {"step_s": 0.1}}
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("value", "expected"),
     [
         (3.5, lambda u: np.full_like(u, 3.5)),
         ({"name": "uniform", "low": 1, "high": 3}, scipy.stats.uniform(1, 2).ppf),
@@ -37,8 +37,8 @@ GOOD: dict[str, Any] = {"tier": [{"up_mbit_s": 10}], "leaf": {"step_s": 0.1}}
     ],
     ids=lambda each: "" if callable(each) else str(each),
 )
-def test_distributions(given: Any, wanted: Any) -> None:
-    np.testing.assert_allclose(Distribution.of("x", given).quantile(SHARES), wanted(SHARES), rtol=1e-9)
+def test_distributions(value: Any, expected: Any) -> None:
+    np.testing.assert_allclose(Distribution.of("x", value).quantile(SHARES), expected(SHARES), rtol=1e-9)
 
 
 def test_values_from_a_csv_file(tmp_path: Path) -> None:
@@ -46,10 +46,10 @@ def test_values_from_a_csv_file(tmp_path: Path) -> None:
     (tmp_path / "net.toml").write_text(
         '[leaf]\nstep_s = 1\n[[tier]]\nup_mbit_s = { name = "empirical", file = "links.csv", column = "mbit" }\n'
     )
-    drawn = network(tmp_path / "net.toml").tiers[0].up_mbit_s
-    assert drawn is not None and drawn.values == (1, 2, 3)
-    placed = place(network(tmp_path / "net.toml"), Tree.of("300"), 0)
-    assert set(placed.edge(1).up_N * 8 / 1e6) == {1, 2, 3}
+    distribution = network(tmp_path / "net.toml").tiers[0].up_mbit_s
+    assert distribution is not None and distribution.values == (1, 2, 3)
+    instance = instantiate_network(network(tmp_path / "net.toml"), Tree.of("300"), 0)
+    assert set(instance.link(1).up_N * 8 / 1e6) == {1, 2, 3}
 
 
 @pytest.mark.parametrize(
@@ -59,12 +59,12 @@ def test_values_from_a_csv_file(tmp_path: Path) -> None:
 )
 def test_tables_as_programs_write_them(text: str, tmp_path: Path) -> None:
     (tmp_path / "links.csv").write_text(text)
-    given = {"name": "empirical", "file": "links.csv", "column": "mbit"}
-    assert Distribution.of("x", given, tmp_path).values == (1, 3)
+    value = {"name": "empirical", "file": "links.csv", "column": "mbit"}
+    assert Distribution.of("x", value, tmp_path).values == (1, 3)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "needs a line with the names of its columns, and one with numbers"),
         ("mbit\n", "needs a line with the names of its columns, and one with numbers"),
@@ -76,44 +76,46 @@ def test_tables_as_programs_write_them(text: str, tmp_path: Path) -> None:
     ],
     ids=["nothing", "no numbers", "no names", "words", "the first column", "no number", "another encoding"],
 )
-def test_a_table_that_cannot_be_used_gets_one_line(text: str, told: str, tmp_path: Path) -> None:
+def test_a_table_that_cannot_be_used_gets_one_line(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "links.csv").write_bytes(text.encode("latin1"))
     with pytest.raises(InvalidInput) as problem:
         Distribution.of("x", {"name": "empirical", "file": "links.csv"}, tmp_path)
-    assert told in str(problem.value)
+    assert message in str(problem.value)
 
 
 def test_a_node_may_be_different_and_a_pattern_names_many() -> None:
     tree = Tree.of({"paris": ["a", "b"], "rome": ["c"]})
     nodes = {"paris/*": {"up_mbit_s": 1, "gflop_s": 2, "flops_per_sample": 1e9}, "paris/b": {"step_s": 7}}
-    placed = place(Network.of({**GOOD, "nodes": {**nodes, "rome": {"merge_s": 3}}}), tree, 0, [4, 4, 4])
-    np.testing.assert_allclose(placed.edge(2).up_N * 8 / 1e6, [1, 1, 10])
-    np.testing.assert_allclose(placed.devices.step_s_N, [2, 7, 0.1])
-    np.testing.assert_allclose(placed.edge(2).merge_s_M, [0, 3])
+    instance = instantiate_network(Network.of({**GOOD, "nodes": {**nodes, "rome": {"merge_s": 3}}}), tree, 0, [4, 4, 4])
+    np.testing.assert_allclose(instance.link(2).up_N * 8 / 1e6, [1, 1, 10])
+    np.testing.assert_allclose(instance.devices.step_s_N, [2, 7, 0.1])
+    np.testing.assert_allclose(instance.link(2).merge_s_M, [0, 3])
 
 
 def test_later_tables_win_also_where_they_say_how_fast_a_device_is_in_another_way() -> None:
     tree, fast = Tree.of({"paris": ["a", "b"], "rome": ["c"]}), {"gflop_s": 2, "flops_per_sample": 1e9}
-    placed = place(Network.of({**GOOD, "nodes": {"paris/b": {"step_s": 7}, "*": fast}}), tree, 0, [4, 4, 4])
-    np.testing.assert_allclose(placed.devices.step_s_N, 2)
+    instance = instantiate_network(
+        Network.of({**GOOD, "nodes": {"paris/b": {"step_s": 7}, "*": fast}}), tree, 0, [4, 4, 4]
+    )
+    np.testing.assert_allclose(instance.devices.step_s_N, 2)
 
 
 def test_a_nodes_own_way_up_is_its_way_down_unless_that_is_given() -> None:
     tree, nodes = Tree.of("3"), {"0": {"down_mbit_s": 5}, "[01]": {"up_mbit_s": 1}}
-    placed = place(Network.of({**GOOD, "nodes": nodes}), tree, 0)
-    np.testing.assert_allclose(placed.edge(1).up_N * 8 / 1e6, [1, 1, 10])
-    np.testing.assert_allclose(placed.edge(1).down_N * 8 / 1e6, [5, 1, 10])
+    instance = instantiate_network(Network.of({**GOOD, "nodes": nodes}), tree, 0)
+    np.testing.assert_allclose(instance.link(1).up_N * 8 / 1e6, [1, 1, 10])
+    np.testing.assert_allclose(instance.link(1).down_N * 8 / 1e6, [5, 1, 10])
     tier = {"up_mbit_s": 10, "down_mbit_s": 20}
-    placed = place(Network.of({**GOOD, "tier": [tier], "nodes": nodes}), tree, 0)
-    np.testing.assert_allclose(placed.edge(1).down_N * 8 / 1e6, [5, 20, 20])
+    instance = instantiate_network(Network.of({**GOOD, "tier": [tier], "nodes": nodes}), tree, 0)
+    np.testing.assert_allclose(instance.link(1).down_N * 8 / 1e6, [5, 20, 20])
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
     jitter = {"name": "empirical", "values": np.array([3, 1], dtype=np.float32)}
     tier = {"up_mbit_s": np.int64(10), "latency_s": np.float16(0.5), "jitter_s": jitter}
-    given = Network.of({"tier": [tier], "leaf": {"step_s": {"name": "pareto", "least": np.float32(0.5), "alpha": 2}}})
+    value = Network.of({"tier": [tier], "leaf": {"step_s": {"name": "pareto", "least": np.float32(0.5), "alpha": 2}}})
     tier |= {"up_mbit_s": 10, "latency_s": 0.5, "jitter_s": {"name": "empirical", "values": [1, 3]}}
-    assert given == Network.of({"tier": [tier], "leaf": {"step_s": {"name": "pareto", "least": 0.5, "alpha": 2}}})
+    assert value == Network.of({"tier": [tier], "leaf": {"step_s": {"name": "pareto", "least": 0.5, "alpha": 2}}})
 
 
 BAD = [
@@ -151,43 +153,44 @@ BAD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("change", "told"), BAD, ids=[told for _, told in BAD])
-def test_a_bad_network_gets_one_line(change: dict[str, Any], told: str) -> None:
+@pytest.mark.parametrize(("change", "message"), BAD, ids=[message for _, message in BAD])
+def test_a_bad_network_gets_one_line(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput) as problem:
         Network.of({**GOOD, **change})
-    assert told in str(problem.value) and "\n" not in str(problem.value)
+    assert message in str(problem.value) and "\n" not in str(problem.value)
 
 
 def test_what_only_a_tree_can_tell() -> None:
     with pytest.raises(InvalidInput, match="no node of the tree has this name"):
-        place(Network.of({**GOOD, "nodes": {"mars": {"step_s": 1}}}), Tree.of("3"), 0)
+        instantiate_network(Network.of({**GOOD, "nodes": {"mars": {"step_s": 1}}}), Tree.of("3"), 0)
     with pytest.raises(InvalidInput, match="flops_per_sample = None: must be given"):
-        place(Network.of({**GOOD, "leaf": {"gflop_s": 1}}), Tree.of("3"), 0)
+        instantiate_network(Network.of({**GOOD, "leaf": {"gflop_s": 1}}), Tree.of("3"), 0)
 
 
 def test_files(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("[tier")
-    for given, told in (
+    for value, message in (
         (tmp_path / "bad.toml", "not valid TOML"),
         (tmp_path / "none.toml", "no such file"),
         ("lan_wa", "did you mean 'lan_wan'?"),
     ):
-        with pytest.raises(InvalidInput, match=told):
-            network(given)
+        with pytest.raises(InvalidInput, match=message):
+            network(value)
 
 
 def test_a_preset_may_be_told_about(tmp_path: Path) -> None:
-    told = network({"name": "lan_wan", "about": "our two offices"})
-    assert told.is_like(network("lan_wan")) and (told.name, told.about) == ("lan_wan", "our two offices")
+    described = network({"name": "lan_wan", "about": "our two offices"})
+    assert described.same_parameters(network("lan_wan"))
+    assert (described.name, described.about) == ("lan_wan", "our two offices")
     with pytest.raises(InvalidInput, match="did you mean 'lan_wan'"):
         network({"name": "lanwan", "about": "our two offices"})
 
 
 @pytest.mark.parametrize("name", presets())
 def test_presets_are_for_trees_of_any_depth_and_name_their_source(name: str) -> None:
-    found = network(name)
-    assert found.name == name and found.about and found.source
+    preset = network(name)
+    assert preset.name == name and preset.about and preset.source
     for shape in ("4", "2x2", "2x2x2", "2x1x2x1"):
-        placed = place(found, Tree.of(shape), 3, [10] * Tree.of(shape).leaves, flops=1e6)
-        assert all(np.isfinite(each.up_N).all() and (each.up_N > 0).all() for each in placed.edges)
-        assert np.isfinite(placed.devices.step_s_N).all()
+        instance = instantiate_network(preset, Tree.of(shape), 3, [10] * Tree.of(shape).leaves, flops=1e6)
+        assert all(np.isfinite(each.up_N).all() and (each.up_N > 0).all() for each in instance.links)
+        assert np.isfinite(instance.devices.step_s_N).all()

@@ -1,4 +1,5 @@
-"""Runs whose parents wait by time: late is absent, the same everywhere, and priced as recorded."""
+"""Runs with waiting policies: late nodes are absent, equally in all engines, and priced as
+recorded."""
 
 from __future__ import annotations
 
@@ -51,9 +52,9 @@ EVERY = POLICIES | LATER
 
 
 def waiting(wait: Any, **settings: Any) -> Simulation:
-    given: dict[str, Any] = {"participation": [None, 3], "seed": 2, "rounds": 3, "network": NETWORK, **settings}
+    options: dict[str, Any] = {"participation": [None, 3], "seed": 2, "rounds": 3, "network": NETWORK, **settings}
     problem = LeastSquares("3x4", seed=1)
-    return problem.simulation(given.pop("rules", place("mtgc", 2)), wait=wait, **given)
+    return problem.simulation(options.pop("rules", place("mtgc", 2)), wait=wait, **options)
 
 
 def records(simulation: Simulation) -> list[dict[str, Any]]:
@@ -68,19 +69,19 @@ def clocked(simulation: Simulation) -> list[ClockedRound]:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_who_is_late_is_as_absent_as_who_is_not_drawn(name: str) -> None:
-    """The run with a draw of the user's own that leaves the same nodes out has the same bits."""
-    ours = waiting(POLICIES[name])
-    present = ours.federation.participation[1]
-    assert callable(present)
-    others = waiting(None, network=None, participation=[present, present])
-    found, wanted = ours.run(progress=False), others.run(progress=False)
-    assert [each.tolist() for each in found.models] == [each.tolist() for each in wanted.models]
-    late = [name for each in clocked(ours) for name in each.late]
+    """Compare with a run whose participation function leaves out the same nodes."""
+    simulation = waiting(POLICIES[name])
+    participating = simulation.federation.participation[1]
+    assert callable(participating)
+    reference = waiting(None, network=None, participation=[participating, participating])
+    result, expected = simulation.run(progress=False), reference.run(progress=False)
+    assert [each.tolist() for each in result.models] == [each.tolist() for each in expected.models]
+    late = [name for each in clocked(simulation) for name in each.late]
     assert late
-    common = {name: value for name, value in asdict(wanted.history[-1]).items() if name != "seconds"}
-    last = asdict(found.history[-1])
+    common = {name: value for name, value in asdict(expected.history[-1]).items() if name != "seconds"}
+    last = asdict(result.history[-1])
     assert {key: last[key] for key in common} == common
-    assert "late" not in asdict(wanted.history[-1])
+    assert "late" not in asdict(expected.history[-1])
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -107,13 +108,13 @@ def test_every_engine_and_every_chunk(name: str) -> None:
         simulation = waiting(EVERY[name], engine=engine)
         if chunk is not None:
             simulation.engine = StackedEngine(simulation.engine.training, chunk_size=chunk)
-        told = [(each.clock_seconds, each.clock_total, each.late) for each in clocked(simulation)]
-        return told, simulation.result().models[0]
+        times = [(each.clock_seconds, each.clock_total, each.late) for each in clocked(simulation)]
+        return times, simulation.result().models[0]
 
-    told, model = run("loop")
+    times, model = run("loop")
     for engine, chunk in (("vmap", None), ("stacked", None), ("stacked", 1), ("stacked", 3)):
         other, close = run(engine, chunk)
-        assert other == told
+        assert other == times
         torch.testing.assert_close(close, model, rtol=1e-12, atol=1e-12)
 
 
@@ -132,11 +133,11 @@ def test_what_leaves_keep_counts_when_their_reports_do(name: str, tmp_path: Path
 @pytest.mark.parametrize("wait", [{"first": 2}, {"buffer": 2}])
 def test_a_state_of_an_earlier_round_is_gone_back_to(wait: Any) -> None:
     simulation, other = waiting(wait), waiting(wait)
-    wanted = records(simulation)
+    expected = records(simulation)
     next(other)
     early = {**other.state(), "history": [asdict(each) for each in other.history]}
     simulation.restore(early)
-    assert records(simulation) == wanted
+    assert records(simulation) == expected
 
 
 @pytest.mark.parametrize("restart", ["zero", "keep"])
@@ -179,7 +180,8 @@ def test_a_parent_that_hears_nobody_in_time_waits_for_the_first() -> None:
 
 @pytest.mark.parametrize("policy", ["all", {"first": 2}, {"buffer": 2}])
 def test_a_meeting_for_which_nobody_is_drawn_takes_no_time(policy: Any) -> None:
-    """Time never goes back to the beginning: not a group's in its global round, nor the run's."""
+    """Check that time does not go back: neither that of a group in its global round, nor that of
+    the run."""
 
     def not_second(draw: Draw) -> np.ndarray:
         return np.full(draw.tree.sizes[draw.level], draw.round % 2 == 0)
@@ -207,7 +209,8 @@ def test_a_meeting_for_which_nobody_is_drawn_takes_no_time(policy: Any) -> None:
     ids=str,
 )
 def test_a_group_in_which_nobody_is_drawn_has_no_model_to_report(policy: Any, late: tuple[str, ...]) -> None:
-    """Its parent hears that there is none, which takes no transfer of one, and no child's place."""
+    """Check that its parent learns that there is no model, without a transfer and without taking a
+    child's place."""
 
     def not_in_group_0(draw: Draw) -> np.ndarray:
         return draw.tree.parents[draw.level] > 0
@@ -250,20 +253,20 @@ def test_the_price_on_its_own_network_is_what_was_recorded(tmp_path: Path) -> No
         schedule = {"periods": [2, 3], "participation": [1.0, 3], **({} if wait is None else {"wait": wait})}
         run = trained(config(schedule=schedule, tree={"shape": "3x4"}, **TIMED), tmp_path / str(number))
         priced = PriceableRun.of(run)
-        found = priced.on(Network.of(NETWORK))
+        costs = priced.cost_on(Network.of(NETWORK))
         recorded = [record["clock_seconds"] for record in run.rounds]
-        np.testing.assert_allclose(found.seconds_R, recorded, rtol=1e-12)
-        np.testing.assert_allclose(sum(found.parts.values()), recorded, rtol=1e-9)
-        assert run.rounds[-1]["clock_total"] == pytest.approx(found.until(len(run.rounds)).seconds)
+        np.testing.assert_allclose(costs.seconds_R, recorded, rtol=1e-12)
+        np.testing.assert_allclose(sum(costs.parts.values()), recorded, rtol=1e-9)
+        assert run.rounds[-1]["clock_total"] == pytest.approx(costs.up_to_round(len(run.rounds)).seconds)
         assert bool(sum(run.left_out["late"].values())) == (wait is not None)
         assert priced.recovered.notes == ()
         (setting,) = price([run], Network.of(NETWORK))
         assert sum(time_breakdown(setting.milestones[-1], setting.levels).values()) == pytest.approx(sum(recorded))
         for round in (1, len(recorded)):
-            seen = priced.intervals(Network.of(NETWORK), round)
-            assert {each.what for each in seen} >= {"down", "compute", "up", "merge"}
-            assert all((each.begin_RN <= each.end_RN)[each.who_RN].all() for each in seen)
-            furthest = max(float(each.end_RN[each.who_RN].max()) for each in seen if each.who_RN.any())
+            activities = priced.intervals(Network.of(NETWORK), round)
+            assert {each.kind for each in activities} >= {"down", "compute", "up", "merge"}
+            assert all((each.begin_RN <= each.end_RN)[each.active_RN].all() for each in activities)
+            furthest = max(float(each.end_RN[each.active_RN].max()) for each in activities if each.active_RN.any())
             assert furthest >= recorded[round - 1] * (1 - 1e-9)
 
 
@@ -301,8 +304,8 @@ def test_operations_are_counted_where_a_network_needs_them(tmp_path: Path) -> No
     run = trained(config(schedule={"periods": [2, 3], "wait": {"first": 2}}, network=computing), tmp_path / "flops")
     # two products of 64 x 8 and 8 x 10 numbers, two operations each, three times
     assert run.workload["flops_per_sample"] == 3 * 2 * (64 * 8 + 8 * 10)
-    found = PriceableRun.of(run).on(Network.of(computing))
-    np.testing.assert_allclose(found.seconds_R, [each["clock_seconds"] for each in run.rounds], rtol=1e-12)
+    result = PriceableRun.of(run).cost_on(Network.of(computing))
+    np.testing.assert_allclose(result.seconds_R, [each["clock_seconds"] for each in run.rounds], rtol=1e-12)
 
 
 def test_a_run_from_python_is_priced_too_and_goes_on(tmp_path: Path) -> None:
@@ -315,22 +318,22 @@ def test_a_run_from_python_is_priced_too_and_goes_on(tmp_path: Path) -> None:
     whole = records(waiting({"first": 2}))
     run = read_run(tmp_path / "run")
     assert [each["clock_seconds"] for each in run.rounds] == [each["clock_seconds"] for each in whole]
-    found = PriceableRun.of(run).on(Network.of(NETWORK))
-    np.testing.assert_allclose(found.seconds_R, [each["clock_seconds"] for each in run.rounds], rtol=1e-12)
+    result = PriceableRun.of(run).cost_on(Network.of(NETWORK))
+    np.testing.assert_allclose(result.seconds_R, [each["clock_seconds"] for each in run.rounds], rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", presets())
 def test_a_network_as_tables_is_the_same_network(name: str) -> None:
     given = network(name)
     again = Network.of(given.as_tables())
-    assert again == given and again.is_like(given)
+    assert again == given and again.same_parameters(given)
 
 
 # -- what is refused -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"wait": {"first": 2}, "network": None}, "wait.*needs a network"),
         ({"wait": ["all"]}, "wait.*one entry per edge level, 2"),
@@ -362,8 +365,8 @@ def test_a_network_as_tables_is_the_same_network(name: str) -> None:
         ({"wait": None, "network": "missing.toml"}, "network.*no such file"),
     ],
 )
-def test_what_cannot_be_is_one_line_that_names_the_field(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(InvalidInput, match=told) as complaint:
+def test_what_cannot_be_is_one_line_that_names_the_field(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message) as complaint:
         waiting(**settings)
     assert "\n" not in str(complaint.value)
 

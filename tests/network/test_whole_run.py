@@ -1,5 +1,5 @@
-"""Runs that were trained and stored, priced, beside an event simulation of all their rounds:
-seconds, joules, bytes, money, and who was late."""
+"""Costs of trained and stored runs against an event simulation of all their rounds: seconds,
+joules, bytes, money and late nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 from stratafl import Tree, simulate
 from stratafl.core.participation import sample_participants
 from stratafl.cost.costs import CumulativeCost, PriceableRun
-from stratafl.network.instance import NetworkInstance, Quantity, place
+from stratafl.network.instance import NetworkInstance, Quantity, instantiate_network
 from stratafl.network.specification import Network
 from stratafl.runs import read_run
 from tests.network.cases import quantity, random_tree
@@ -48,23 +48,24 @@ def random_network(random: np.random.Generator) -> dict[str, Any]:
 
 
 def random_policies(random: np.random.Generator, depth: int, kind: str) -> list[dict[str, Any]]:
-    """Per edge level, root first; late work counts only below levels where it does, too."""
+    """Random policies per edge level, root first; late updates are applied only below levels that
+    do so, too."""
     if kind == "all":
         return [{}] * depth
     choices = [{}, {"deadline": 0.5}, {"deadline": 0.2, "first": 2}, {"first": 1}, {"first": 0.4}]
-    found: list[dict[str, Any]] = []
+    policies: list[dict[str, Any]] = []
     for _ in range(depth):
         policy = choices[int(random.integers(len(choices)))]
-        is_stopped = any(each and "late" not in each for each in found)
+        is_stopped = any(above and "late" not in above for above in policies)
         if kind == "counts" and policy and not is_stopped and random.random() < 0.8:
             policy = {**policy, "late": "counts"}
-        found.append(policy)
-    return found
+        policies.append(policy)
+    return policies
 
 
-def terms_of(tree: Tree, placed: NetworkInstance, periods: list[int], rounds: int, wait: list[dict[str, Any]],
+def terms_of(tree: Tree, instance: NetworkInstance, periods: list[int], rounds: int, wait: list[dict[str, Any]],
              participation: list[Any], size: int) -> Terms:  # fmt: skip
-    seed, devices = placed.seed, placed.devices
+    seed, devices = instance.seed, instance.devices
 
     def fixed(place: Place, key: str) -> float:
         level, node = place
@@ -73,17 +74,19 @@ def terms_of(tree: Tree, placed: NetworkInstance, periods: list[int], rounds: in
                 {"steps": np.full(tree.leaves, STEPS), "step_s": devices.step_s_N, "watts": devices.watts_N}[key][node]
             )
         of_link, of_parent = LINK | RATES, PARENT | PIPES
-        edges, name = (placed.edge(level), of_link[key]) if key in of_link else (placed.edge(level + 1), of_parent[key])
-        return float(getattr(edges, name)[node]) / (125_000 if key in RATES | PIPES else 1)
+        link, name = (
+            (instance.link(level), of_link[key]) if key in of_link else (instance.link(level + 1), of_parent[key])
+        )
+        return float(getattr(link, name)[node]) / (125_000 if key in RATES | PIPES else 1)
 
     def anew(place: Place, key: str, round: int) -> float:
         level, node = place
 
         def of(each: Quantity, number: int = round) -> float:
-            return float(each.each(seed, np.array([number]))[0, node])
+            return float(each.sample_per_round(seed, np.array([number]))[0, node])
 
         if key.startswith("jitter"):
-            return of(placed.edge(level).jitter, 2 * round + key.endswith("up"))
+            return of(instance.link(level).jitter, 2 * round + key.endswith("up"))
         if key == "away_s":
             return of(devices.away) * (of(devices.chances[0]) >= devices.availability_N[node])
         if key == "tries":
@@ -107,16 +110,19 @@ def terms_of(tree: Tree, placed: NetworkInstance, periods: list[int], rounds: in
     return Terms(children, [1, *periods[:-1]], rounds, policies, drawn, fixed, anew, size)
 
 
-def money_of(tree: Tree, placed: NetworkInstance, spent: Spent, sent: list[float]) -> float:
+def money_of(tree: Tree, instance: NetworkInstance, spent: Spent, sent: list[float]) -> float:
     hours = spent.ends[-1] / 3600
-    found = hours * placed.devices.per_hour
+    money = hours * instance.devices.per_hour
     for level in range(1, tree.depth + 1):
-        edges, each = placed.edge(level), sent[level - 1] / (spent.sent[level, "up"] + spent.sent[level, "down"])
-        found += hours * edges.parents_per_hour
-        found += each * (
-            spent.sent[level, "up"] * edges.money_up_N[0] + spent.sent[level, "down"] * edges.money_down_N[0]
+        link, message_bytes = (
+            instance.link(level),
+            sent[level - 1] / (spent.sent[level, "up"] + spent.sent[level, "down"]),
         )
-    return float(found)
+        money += hours * link.parents_per_hour
+        money += message_bytes * (
+            spent.sent[level, "up"] * link.money_up_N[0] + spent.sent[level, "down"] * link.money_down_N[0]
+        )
+    return float(money)
 
 
 @pytest.mark.parametrize("kind", ["all", "stops", "counts"])
@@ -138,10 +144,10 @@ def test_a_stored_run_costs_what_it_does_in_an_event_simulation(kind: str, block
             network=network, wait=[each or "all" for each in wait], save=tmp_path / str(number),
         )  # fmt: skip
         history = simulation.run(progress=False).history
-        placed = place(Network.of(network), tree, number)
-        spent = Run(terms_of(tree, placed, periods, rounds, wait, participation, 8 * 4)).spent
-        priced = PriceableRun.of(read_run(tmp_path / str(number))).on(Network.of(network))
-        compare(f"case {number}", tree, placed, spent, priced.until(rounds))
+        instance = instantiate_network(Network.of(network), tree, number)
+        spent = Run(terms_of(tree, instance, periods, rounds, wait, participation, 8 * 4)).spent
+        priced = PriceableRun.of(read_run(tmp_path / str(number))).cost_on(Network.of(network))
+        compare(f"case {number}", tree, instance, spent, priced.up_to_round(rounds))
         np.testing.assert_allclose([each.clock_total for each in history], spent.ends, rtol=1e-9)
         late = [sorted(tree.names[level][node] for level, node in spent.late.get(round, ())) for round in range(rounds)]
         assert [sorted(each.late) for each in history] == late
@@ -149,13 +155,13 @@ def test_a_stored_run_costs_what_it_does_in_an_event_simulation(kind: str, block
     assert (was_late > 0) == (kind != "all")
 
 
-def compare(case: str, tree: Tree, placed: NetworkInstance, spent: Spent, total: CumulativeCost) -> None:
+def compare(case: str, tree: Tree, instance: NetworkInstance, spent: Spent, total: CumulativeCost) -> None:
     assert math.isclose(total.seconds, spent.ends[-1], rel_tol=1e-9), case
     assert math.isclose(total.joules, spent.joules, rel_tol=1e-9), case
-    overhead = [float(edges.overhead_bytes_N[0]) for edges in placed.edges]
+    overhead = [float(edges.overhead_bytes_N[0]) for edges in instance.links]
     sent = [
         (8 * 4 + overhead[level - 1]) * (spent.sent[level, "up"] + spent.sent[level, "down"])
         for level in range(1, tree.depth + 1)
     ]
     np.testing.assert_allclose(total.bytes, sent, rtol=1e-12, err_msg=case)
-    assert math.isclose(total.money, money_of(tree, placed, spent, sent), rel_tol=1e-9), case
+    assert math.isclose(total.money, money_of(tree, instance, spent, sent), rel_tol=1e-9), case

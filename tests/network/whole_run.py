@@ -1,8 +1,8 @@
-"""A whole run on a network once more, as events: every node acts by itself, and what it spends is
-written down as it happens. Written from docs/clock.md and docs/how-to/waiting.md, for runs that
-average, whose every message is one model.
+"""Independent model of a whole run on a network as events: every node acts by itself, and its costs
+are recorded as they arise.
 
-Nodes are pairs of a level and a number.
+It follows docs/clock.md and docs/how-to/waiting.md, for runs that average, whose every message is
+one model. Nodes are pairs of a level and a number.
 """
 
 from __future__ import annotations
@@ -20,33 +20,34 @@ Act = Callable[[], None]
 
 @dataclass
 class Terms:
-    """A run as far as its time and its costs depend on it."""
+    """Properties of a run that decide its time and costs."""
 
     children: dict[Place, list[Place]]
     meetings: list[int]
-    """By level of a parent: its meetings in one of its rounds; the root's is 1."""
+    """Rounds of a parent within one of its own, by its level; 1 for the root."""
     rounds: int
     wait: dict[int, dict[str, Any]]
-    """By edge level: deadline, first and late, as a config has them; empty for all."""
+    """Policy by edge level: deadline, first and late, as in a config; empty for all."""
     drawn: Callable[[Place, int, list[Place]], list[Place]]
-    """Whom a parent draws for a meeting, by its number in the level, while some are at work."""
+    """Selection of a parent's children for a round, given the children at work."""
     fixed: Callable[[Place, str], float]
-    """A quantity of a node by its key in a network's file; steps, too."""
+    """Quantity of a node by its key in a network file; also its local steps."""
     anew: Callable[[Place, str, int], float]
-    """One drawn anew for a meeting: jitter up or down, pause_s, away_s, slowdown, tries."""
+    """Quantity sampled for a round: jitter up or down, pause_s, away_s, slowdown, tries."""
     size: int
     """Bytes of a model."""
 
 
 class Agenda:
-    """What happens when."""
+    """Queue of future events."""
 
     def __init__(self) -> None:
         self.now, self._order = 0.0, itertools.count()
         self._heap: list[tuple[float, int, int, list[Act]]] = []
 
     def after(self, seconds: float, act: Act, last: bool = False) -> list[Act]:
-        """last: of what happens at the same moment. The entry does nothing once it is empty."""
+        """Schedule an event. last: after all others at the same time. Clearing the returned entry
+        cancels it."""
         entry = [act]
         heapq.heappush(self._heap, (self.now + seconds, int(last), next(self._order), entry))
         return entry
@@ -69,7 +70,8 @@ class Transfer:
 
 
 class Pipe:
-    """Whenever a transfer begins or ends, all have their fair share anew, in bytes per second."""
+    """Shared link: the transfers get new fair rates, in bytes per second, whenever one begins or
+    ends."""
 
     def __init__(self, agenda: Agenda, capacity: float):
         self.agenda, self.capacity, self.since = agenda, capacity, 0.0
@@ -115,17 +117,17 @@ class Pipe:
 class Spent:
     joules: float = 0.0
     sent: Counter[tuple[int, str]] = field(default_factory=Counter)
-    """Messages by edge level and direction."""
+    """Number of messages by edge level and direction."""
     ends: list[float] = field(default_factory=list)
-    """Of global rounds."""
+    """End times of global rounds."""
     late: dict[int, list[Place]] = field(default_factory=dict)
-    """By global round."""
+    """Late nodes by global round."""
     reports: list[tuple[Parent, float, float, float]] = field(default_factory=list)
-    """Where late work counts: to whom, from when to when, watts."""
+    """Updates at asynchronous levels: parent, start, end and power."""
 
 
 class Message:
-    """One on its way over a node's link to its parent, or from it."""
+    """Message on its way over the link between a node and its parent."""
 
     def __init__(self, node: Node, way: str, pipe: Pipe, there: Act):
         self.node, self.way, self.pipe, self.there, self.round = node, way, pipe, there, node.round
@@ -162,18 +164,18 @@ class Message:
 
 
 class Node:
-    """What all below the root have in common: a link to a parent."""
+    """Node below the root, with a link to its parent."""
 
     def __init__(self, run: Run, place: Place, parent: Parent | None):
         self.run, self.place = run, place
         self.parent: Parent = parent  # type: ignore[assignment]  # the root has no link
         self.round, self.is_alone = 0, False
         self.missed: list[Place] = []
-        """Who was late below it, in its round."""
+        """Late nodes below it in its round."""
         self.report: Message | None = None
 
     def begin(self, round: int, pipe: Pipe) -> None:
-        """In the meeting of its parent's level with this number."""
+        """Begin the round with this number of its parent's level."""
         self.round = round
         self.run.spent.sent[self.place[0], "down"] += 1
 
@@ -312,7 +314,7 @@ class Parent(Node):
             self.send_report()
 
     def stop(self) -> None:
-        """What it has begun goes on for what it costs, and for nobody; another takes its place."""
+        """Stop the work; what has begun still costs, for no one, and a new node takes its place."""
         self.is_alone = True
         if self.report is not None:
             self.report.stop()
@@ -320,7 +322,7 @@ class Parent(Node):
 
 
 class Run:
-    """All of it."""
+    """Whole run."""
 
     def __init__(self, terms: Terms):
         self.terms, self.agenda, self.spent = terms, Agenda(), Spent()
@@ -340,7 +342,7 @@ class Run:
         return self.terms.wait[level].get("late") == "counts"
 
     def note(self, parent: Parent) -> None:
-        """Who was late below a node, in the global round in which its own began."""
+        """Record the late nodes below a node in the global round in which its own round began."""
         round = parent.round
         for count in self.terms.meetings[1 : parent.level]:
             round //= count

@@ -64,8 +64,8 @@ def edit(path: Path, change: Callable[[Any], None]) -> None:
 
 def write(folders: Path | Sequence[Path], to: Path) -> Path:
     """The page over these folders' runs, in a file."""
-    found, unreadable = collect_runs([folders] if isinstance(folders, Path) else folders)
-    to.write_text(page_of(page_data(found, None, unreadable)), encoding="utf-8")
+    result, unreadable = collect_runs([folders] if isinstance(folders, Path) else folders)
+    to.write_text(page_of(page_data(result, None, unreadable)), encoding="utf-8")
     return to
 
 
@@ -150,7 +150,7 @@ class Page:
         return self.js(count)
 
     def errors(self) -> list[str]:
-        """What the console has to say."""
+        """Messages of the browser's console."""
         return [f"{entry['level']}: {entry['message']}" for entry in self.browser.get_log("browser")]
 
     def requests(self) -> list[str]:

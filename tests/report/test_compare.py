@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stratafl.config.schema import Config
-from stratafl.report.page_data import STOPS, WIDEST, page_data
+from stratafl.report.page_data import MAX_LEVEL_SIZE, MAX_SLIDER_STOPS, page_data
 from stratafl.runs import StoredRun, list_runs, read_run
 from stratafl.runs.curves import AXES, curve_of, mean_curve
 from stratafl.runs.groups import collect_runs, common_config, config_differences, group_names, group_runs, one_of_each
@@ -66,7 +66,7 @@ def test_a_run_s_curve() -> None:
     assert list(curve.x) == list(AXES)
     assert curve.y["accuracy"] == [0.2, None, 0.6]
     assert curve.y["drift.1.drift"] == [2, 4, 6]
-    assert curve.known("accuracy") == [(1, 0.2), (3, 0.6)]
+    assert curve.points_of("accuracy") == [(1, 0.2), (3, 0.6)]
     assert curve.last("accuracy") == 0.6
     assert curve.last("nothing") is None
 
@@ -108,8 +108,8 @@ def test_runs_that_differ_in_their_seed_are_one_setting_named_by_its_method() ->
     runs = [stored([0.1], seed, name) for name in ("a", "b") for seed in (0, 1, 2)]
     for run in runs[3:]:
         run.config["method"] = {"name": "hfedavg"}
-    found = group_runs(runs)
-    assert [(each.label, each.seeds) for each in found] == [("MTGC", [0, 1, 2]), ("HFedAvg", [0, 1, 2])]
+    result = group_runs(runs)
+    assert [(each.label, each.seeds) for each in result] == [("MTGC", [0, 1, 2]), ("HFedAvg", [0, 1, 2])]
 
 
 def flat(method: str = "mtgc", **more: object) -> dict[str, object]:
@@ -177,17 +177,17 @@ def test_differences_and_what_is_shared() -> None:
         stored([0.1], 1, "a", leaf={"lr": 0.1, "clip": None}),
         stored([0.1], 0, "b", leaf={"lr": 0.2}),
     ]
-    found = group_runs(runs)
-    assert config_differences(found) == {"leaf.lr": ["0.1", "0.2"], "run.seed": ["0, 1", "0"]}
-    assert common_config(found) == {"leaf.clip": "—", "method.name": "mtgc"}
+    result = group_runs(runs)
+    assert config_differences(result) == {"leaf.lr": ["0.1", "0.2"], "run.seed": ["0, 1", "0"]}
+    assert common_config(result) == {"leaf.clip": "—", "method.name": "mtgc"}
 
 
 # -- stored runs -----------------------------------------------------------------------------------
 
 
 def test_payload_of_real_runs(runs: Path) -> None:
-    found, unreadable = collect_runs([runs])
-    data = page_data(found, [0.5], unreadable)
+    result, unreadable = collect_runs([runs])
+    data = page_data(result, [0.5], unreadable)
     json.dumps(data, allow_nan=False)
     assert [each["label"] for each in data["settings"]] == list(METHODS)
     assert [[run["seed"] for run in each["runs"]] for each in data["settings"]] == [list(SEEDS)] * 2
@@ -217,16 +217,16 @@ def test_levels_have_the_names_that_fit_all_trees(depths: list[int], titles: lis
 
 def test_a_run_named_twice_counts_once(runs: Path) -> None:
     one = sorted(runs.iterdir())[0]
-    found, _ = collect_runs([runs, one, runs / ".." / runs.name])
-    assert len(found) == len(METHODS) * len(SEEDS)
+    result, _ = collect_runs([runs, one, runs / ".." / runs.name])
+    assert len(result) == len(METHODS) * len(SEEDS)
 
 
 def test_what_cannot_be_read_is_named(copied: Path) -> None:
     one, other, *_ = sorted(copied.iterdir())
     (one / "run.json").write_text("{")
     (other / "rounds.jsonl").write_text('{"round": 7}\n')
-    found, unreadable = collect_runs([copied])
-    assert len(found) == 2
+    result, unreadable = collect_runs([copied])
+    assert len(result) == 2
     assert len(unreadable) == 2
     assert "not valid JSON" in unreadable[0] and "not the record of round 1" in unreadable[1]
     assert collect_runs([one]) == ([], [unreadable[0]])
@@ -249,9 +249,9 @@ def test_a_broken_tree_is_left_out(runs: Path) -> None:
 def test_a_level_too_wide_to_draw_is_left_out(runs: Path) -> None:
     (run, *_), _ = collect_runs([runs])
     level = run.tree["levels"][1]
-    many = {key: (values * WIDEST)[: WIDEST + 1] for key, values in level.items()}
+    many = {key: (values * MAX_LEVEL_SIZE)[: MAX_LEVEL_SIZE + 1] for key, values in level.items()}
     (tree,) = page_data([dataclasses.replace(run, tree={**run.tree, "levels": [run.tree["levels"][0], many]})])["trees"]
-    assert len(tree["levels"]) == 1 and tree["left_out"] == [WIDEST + 1]
+    assert len(tree["levels"]) == 1 and tree["left_out"] == [MAX_LEVEL_SIZE + 1]
 
 
 # -- what is known of single nodes -----------------------------------------------------------------
@@ -276,9 +276,12 @@ def test_the_mean_the_worst_and_the_spread_over_nodes(runs: Path) -> None:
 
 
 def test_nodes_are_known_in_the_rounds_the_slider_stops_at(runs: Path) -> None:
-    run = with_nodes(collect_runs([runs])[0][0], 3 * STOPS)
+    run = with_nodes(collect_runs([runs])[0][0], 3 * MAX_SLIDER_STOPS)
     shown = page_data([run])["settings"][0]["runs"][0]["nodes"]
-    assert len(shown["rounds"]) == STOPS and (shown["rounds"][0], shown["rounds"][-1]) == (1, 3 * STOPS)
+    assert len(shown["rounds"]) == MAX_SLIDER_STOPS and (shown["rounds"][0], shown["rounds"][-1]) == (
+        1,
+        3 * MAX_SLIDER_STOPS,
+    )
     assert list(shown["values"]) == ["accuracy"] and list(shown["values"]["accuracy"]) == ["2"]
     assert shown["values"]["accuracy"]["2"][0] == [0.001, 0.002, 0.003, 0.004]
     assert page_data([collect_runs([runs])[0][0]])["settings"][0]["runs"][0]["nodes"] is None
@@ -343,11 +346,11 @@ def test_two_runs_of_a_seed_are_one_seed_and_the_newer_is_shown() -> None:
 def test_of_several_runs_of_a_seed_the_newest_complete_one_counts() -> None:
     first = stored([0.2, 0.3], 0, "a")
     going_on = again(first, "id-c", status="running", rounds=first.rounds[:1], round=1)
-    kept, told = one_of_each([first, again(first, "id-b"), going_on])
+    kept, output = one_of_each([first, again(first, "id-b"), going_on])
     assert [run.id for run in kept] == ["id-b"]
-    assert told == ["a: 3 runs of seed 0: the newest that is complete is shown, not id-a-0, id-c"]
-    kept, told = one_of_each([dataclasses.replace(first, status="interrupted"), going_on])
-    assert [run.id for run in kept] == ["id-a-0"] and "the longest is shown" in told[0]
+    assert output == ["a: 3 runs of seed 0: the newest that is complete is shown, not id-a-0, id-c"]
+    kept, output = one_of_each([dataclasses.replace(first, status="interrupted"), going_on])
+    assert [run.id for run in kept] == ["id-a-0"] and "the longest is shown" in output[0]
 
 
 def test_how_a_run_is_kept_or_computed_makes_no_setting() -> None:
@@ -357,8 +360,8 @@ def test_how_a_run_is_kept_or_computed_makes_no_setting() -> None:
         other = again(first, "id-b", run={key: value, "seed": 1})
         (setting,) = group_runs([first, other])
         assert setting.label == "MTGC" and setting.seeds == [0, 1]
-    _, told = one_of_each([again(first, "id-b", run={"precision": "fp32"}), again(first, "id-c", run=ways)])
-    assert "2 runs of seed 0 (device — and cuda, engine — and loop, precision fp32 and bf16)" in told[0]
+    _, output = one_of_each([again(first, "id-b", run={"precision": "fp32"}), again(first, "id-c", run=ways)])
+    assert "2 runs of seed 0 (device — and cuda, engine — and loop, precision fp32 and bf16)" in output[0]
 
 
 def test_runs_of_another_version_of_a_file_are_another_setting() -> None:
@@ -366,18 +369,18 @@ def test_runs_of_another_version_of_a_file_are_another_setting() -> None:
     old, new = (
         again(stored([0.2]), f"id-{digest}", **config, files={"/home/me/rule.py": digest}) for digest in ("aa", "bb")
     )
-    found = group_runs([old, new])
-    assert len(found) == 2 and len({each.label for each in found}) == 2
-    assert config_differences(found) == {"files.rule.py": ["#aa", "#bb"]}
+    result = group_runs([old, new])
+    assert len(result) == 2 and len({each.label for each in result}) == 2
+    assert config_differences(result) == {"files.rule.py": ["#aa", "#bb"]}
     moved = again(new, "id-cc", run={"plugins": ["/srv/rule.py"]}, files={"/srv/rule.py": "bb"})
     assert len(group_runs([new, moved])[0].runs) == 1, "where a file lies is no difference"
 
 
 def test_an_archive_and_its_own_folder_are_one_run(runs: Path, tmp_path: Path) -> None:
-    found = list_runs(runs)
-    pack_runs(found, runs, tmp_path / "runs.tar.gz")
+    result = list_runs(runs)
+    pack_runs(result, runs, tmp_path / "runs.tar.gz")
     both, _ = collect_runs([tmp_path / "runs.tar.gz", runs])
-    assert sorted(run.id for run in both) == sorted(run.id for run in found)
+    assert sorted(run.id for run in both) == sorted(run.id for run in result)
 
 
 def test_the_table_of_a_sweep_and_the_report_have_one_statistic() -> None:

@@ -1,4 +1,4 @@
-"""What a reader does with the page: sorts, exports, chooses targets and axes, moves the slider."""
+"""Controls of the page: sorting, exports, targets, axes and the slider."""
 
 from __future__ import annotations
 
@@ -80,15 +80,15 @@ def test_the_table_is_sorted_by_click_and_by_key(page: Page, copied: Path, tmp_p
 
 def test_the_best_of_each_column_is_marked(page: Page, report: Path, runs: Path) -> None:
     page.open(report)
-    found = group_runs(collect_runs([runs])[0])
-    metrics, judged = select_metric(found)
-    expected = columns(found, metrics, judged, default_targets(found, judged))
+    result = group_runs(collect_runs([runs])[0])
+    metrics, judged = select_metric(result)
+    expected = columns(result, metrics, judged, default_targets(result, judged))
     assert heads(page) == [each.title for each in expected]
     for number, each in enumerate(expected[1:], 2):
         marked = page.js(
             f"[...document.querySelectorAll('#summary tbody td:nth-child({number})')].map((c) => c.className)"
         )
-        assert marked == ["best" if place in each.best else "" for place in range(len(found))], each.title
+        assert marked == ["best" if place in each.best else "" for place in range(len(result))], each.title
         assert column(page, number) == [cell.text for cell in each.cells], each.title
 
 
@@ -102,9 +102,9 @@ def test_exports_are_what_the_command_line_writes(
             "document.getElementById('metric').dispatchEvent(new Event('change')))")  # fmt: skip
     page.browser.find_element("css selector", "#target").clear()
     page.press("#target", ", ".join(f"{100 * each if metric == 'accuracy' else each:g}" for each in targets))
-    found = group_runs(collect_runs([runs])[0])
-    metrics, judged = select_metric(found, metric)
-    table = columns(found, metrics, judged, targets)
+    result = group_runs(collect_runs([runs])[0])
+    metrics, judged = select_metric(result, metric)
+    table = columns(result, metrics, judged, targets)
     for button in ("#save-csv", "#save-latex"):
         page.click(button)
     saved = page.js("window.saved")
@@ -223,7 +223,7 @@ def test_nodes_are_told_by_hover_and_in_a_table(page: Page, nodes: Path, tmp_pat
 
 def test_mean_worst_and_spread_over_nodes(page: Page, nodes: Path, tmp_path: Path) -> None:
     page.open(write(nodes, tmp_path / "report.html"))
-    values = [[found["accuracy"] for name, found in record["nodes"].items() if name.count("/") == 1]
+    values = [[result["accuracy"] for name, result in record["nodes"].items() if name.count("/") == 1]
               for record in collect_runs([nodes])[0][0].rounds]  # fmt: skip
     assert page.drawn("over-2")[0]["y"] == pytest.approx([sum(each) / 4 for each in values], abs=1e-5)
     page.click('#over [data-value="worst"]')
@@ -247,12 +247,12 @@ def test_a_run_with_something_to_say_has_a_line(page: Page, copied: Path, tmp_pa
     lines[1]["absent"] = ["1/0"]
     (one / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
     page.open(write(copied, tmp_path / "report.html"))
-    told: list[Any] = page.js(
+    output: list[Any] = page.js(
         "[...document.querySelectorAll('#notes li')].map((each) => [each.className, each.textContent])"
     )
-    assert [kind for kind, _ in told] == ["bad", ""], "what went wrong is first, and the others say nothing"
-    assert "seed 1 failed after 4 of 4 rounds: no room left" in told[0][1]
-    assert "seed 0 absent: 1/0 in round 2; the transforms were read once" in told[1][1]
+    assert [kind for kind, _ in output] == ["bad", ""], "what went wrong is first, and the others say nothing"
+    assert "seed 1 failed after 4 of 4 rounds: no room left" in output[0][1]
+    assert "seed 0 absent: 1/0 in round 2; the transforms were read once" in output[1][1]
     assert page.errors() == []
 
 

@@ -1,4 +1,4 @@
-"""What a live page reads and prices again: what has changed, and nothing else."""
+"""Live page: only changed runs are read and priced again."""
 
 from __future__ import annotations
 
@@ -162,6 +162,6 @@ def test_a_sweeps_new_target_shows(copied: Path) -> None:
 
 
 def test_a_target_of_no_metric_is_told_on_the_page(copied: Path) -> None:
-    found = Live([copied], targets=["f1=0.5"]).read()
-    assert found["settings"] and "--target = 'f1=0.5': these runs have accuracy, loss" in found["unreadable"]
-    json.dumps(found, allow_nan=False)
+    result = Live([copied], targets=["f1=0.5"]).read()
+    assert result["settings"] and "--target = 'f1=0.5': these runs have accuracy, loss" in result["unreadable"]
+    json.dumps(result, allow_nan=False)

@@ -98,8 +98,8 @@ def test_curves_against_every_axis(page: Page, report: Path, axis: str, title: s
     ("axis", "title"), [("seconds on lan_wan", "seconds on lan_wan"), ("cost on lan_wan", "cost on lan_wan (USD)")]
 )
 def test_curves_against_a_network(page: Page, runs: Path, tmp_path: Path, axis: str, title: str) -> None:
-    found, _ = collect_runs([runs])
-    data = page_data(found, further=network_axes(found, [network("lan_wan")]))
+    result, _ = collect_runs([runs])
+    data = page_data(result, extra_axes=network_axes(result, [network("lan_wan")]))
     (tmp_path / "report.html").write_text(page_of(data), encoding="utf-8")
     page.open(tmp_path / "report.html")
     page.click(f'#axis [data-value="{axis}"]')
@@ -160,8 +160,8 @@ def test_hovering_tells_the_values(page: Page, report: Path) -> None:
         page.browser.find_element("css selector", "#curve-accuracy svg")
     ).perform()
     page.until("!document.getElementById('tip').hidden")
-    told = page.text("tip")
-    assert told.startswith("round ") and "MTGC" in told and " % ± " in told
+    output = page.text("tip")
+    assert output.startswith("round ") and "MTGC" in output and " % ± " in output
     ActionChains(page.browser).move_to_element(page.browser.find_element("css selector", "h1")).perform()
     page.until("document.getElementById('tip').hidden")
 

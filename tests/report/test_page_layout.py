@@ -90,10 +90,10 @@ def odd_report(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             record["metrics"].update({"huge " * 30: 1.23456789e12 + 1e3 * number, "tiny": 1e-9 * 3.0**number})
             record["metrics"]["negative"] = -1234.5678 * number
         (run / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
-    found, unreadable = collect_runs([copied])
-    data = page_data(found, None, unreadable)
+    result, unreadable = collect_runs([copied])
+    data = page_data(result, None, unreadable)
     clocked = collect_runs([runs])[0]
-    rounds = page_data(clocked, further=network_axes(clocked, [network("lan_wan"), network("mobile_edge")]))[
+    rounds = page_data(clocked, extra_axes=network_axes(clocked, [network("lan_wan"), network("mobile_edge")]))[
         "timelines"
     ]
     data["timelines"] = [_odd(each, each["network"] + " a network " * 8) for each in rounds]
@@ -138,8 +138,7 @@ def test_every_chart_stays_in_its_card(measured: Page, odd_report: Path, width: 
 
 
 def test_charts_that_come_and_go_share_the_row(measured: Page, report: Path) -> None:
-    """One chart has the row to itself; when a second comes, both are drawn at half the width at
-    once."""
+    """Layout of charts: a single one has the full width, two have half of it each."""
     page = measured
     page.open(report)
     page.js("(window.every = state.data.metrics, state.data.metrics = every.slice(1), drawAll())")

@@ -77,10 +77,10 @@ def test_any_number_of_settings_with_long_names_leaves_room_for_the_curves(
     runs: Path, tmp_path: Path, count: int
 ) -> None:
     one, *_ = group_runs(collect_runs([runs])[0])
-    found = [replace(one, label=f"{number} " + 20 * "long name ") for number in range(count)]
+    result = [replace(one, label=f"{number} " + 20 * "long name ") for number in range(count)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # axes that have no room left are one
-        drawn = figures(tmp_path, found)
+        drawn = figures(tmp_path, result)
     text = "".join(ElementTree.parse(next(path for path in drawn if path.suffix == ".svg")).getroot().itertext())
     assert ("the report names them" in text) == (count > TOLD_APART) == ("11 long" not in text)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from stratafl.report.page import AT_ONCE, HOST, CachedData, Handler, Server
+from stratafl.report.page import HOST, MAX_REQUESTS, CachedData, ReportHandler, ReportServer
 from stratafl.report.page import page as page_of
 from stratafl.report.page_data import page_data
 from stratafl.runs.groups import collect_runs
@@ -24,8 +24,8 @@ from tests.report.conftest import ROUNDS, Page
 
 
 @contextlib.contextmanager
-def serving(folder: Path) -> Iterator[Server]:
-    server = Server(lambda: page_data(*_gathered(folder)), lambda data: page_of(data, live=True))
+def serving(folder: Path) -> Iterator[ReportServer]:
+    server = ReportServer(lambda: page_data(*_gathered(folder)), lambda data: page_of(data, live=True))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
@@ -37,11 +37,11 @@ def serving(folder: Path) -> Iterator[Server]:
 
 
 def _gathered(folder: Path) -> tuple[list, None, list[str]]:
-    found, unreadable = collect_runs([folder])
-    return found, None, unreadable
+    result, unreadable = collect_runs([folder])
+    return result, None, unreadable
 
 
-def ask(server: Server, path: str, method: str = "GET", host: str | None = None) -> tuple[int, bytes]:
+def ask(server: ReportServer, path: str, method: str = "GET", host: str | None = None) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection(HOST, server.server_address[1], timeout=20)
     try:
         connection.putrequest(method, path, skip_host=True)
@@ -85,9 +85,9 @@ def test_runs_are_not_read_anew_for_each_who_asks(runs: Path) -> None:
 
 
 def test_many_idle_connections_do_not_stop_it(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Handler, "timeout", 1)
+    monkeypatch.setattr(ReportHandler, "timeout", 1)
     with serving(runs) as server, contextlib.ExitStack() as idle:
-        for _ in range(3 * AT_ONCE):
+        for _ in range(3 * MAX_REQUESTS):
             idle.enter_context(socket.create_connection(server.server_address, timeout=5))
         for _ in range(100):
             with contextlib.suppress(OSError, http.client.HTTPException):
@@ -96,7 +96,7 @@ def test_many_idle_connections_do_not_stop_it(runs: Path, monkeypatch: pytest.Mo
             threading.Event().wait(0.1)
         else:
             pytest.fail("the server did not come back")
-        assert threading.active_count() < AT_ONCE + 10
+        assert threading.active_count() < MAX_REQUESTS + 10
 
 
 def test_the_page_follows_a_run(page: Page, copied: Path) -> None:
@@ -136,9 +136,9 @@ def test_ctrl_c_ends_it_quietly(runs: Path) -> None:
     )
     try:
         assert process.stdout is not None
-        told = process.stdout.readline()
-        assert told.startswith("serving on http://127.0.0.1:")
-        port = int(told.split(":")[2].partition("/")[0])
+        output = process.stdout.readline()
+        assert output.startswith("serving on http://127.0.0.1:")
+        port = int(output.split(":")[2].partition("/")[0])
         connection = http.client.HTTPConnection(HOST, port, timeout=20)
         connection.request("GET", "/data.json")
         assert connection.getresponse().status == 200

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from stratafl.report.summary import Column, SummaryCell, as_csv, as_latex, columns, default_targets
+from stratafl.report.summary import SummaryCell, SummaryColumn, as_csv, as_latex, columns, default_targets
 from stratafl.runs import StoredRun
 from stratafl.runs.groups import group_runs, select_metric
 from tests.report.test_compare import stored
 
 
-def table(runs: list[StoredRun], targets: list[float] = [], metric: str | None = None) -> dict[str, Column]:  # noqa: B006
-    found = group_runs(runs)
-    metrics, judged = select_metric(found, metric)
-    return {column.title: column for column in columns(found, metrics, judged, targets)}
+def table(runs: list[StoredRun], targets: list[float] = [], metric: str | None = None) -> dict[str, SummaryColumn]:  # noqa: B006
+    result = group_runs(runs)
+    metrics, judged = select_metric(result, metric)
+    return {column.title: column for column in columns(result, metrics, judged, targets)}
 
 
 def with_metric(name: str, values: list[float], seed: int = 0, **config: Any) -> StoredRun:
@@ -27,7 +27,7 @@ def with_metric(name: str, values: list[float], seed: int = 0, **config: Any) ->
     return run
 
 
-def texts(column: Column) -> list[str]:
+def texts(column: SummaryColumn) -> list[str]:
     return [cell.text for cell in column.cells]
 
 
@@ -37,23 +37,23 @@ def test_the_summary_by_hand() -> None:
         stored([0.6, 0.7, 0.9], 1, seconds=1.5),
         stored([0.7, 0.8, 0.8], 2, seconds=1.0),
     ]
-    found = table(runs, [0.7, 0.8, 0.85])
-    assert list(found) == ["setting", "runs", "rounds", "accuracy, %", "loss", "best accuracy, %", "rounds to 70 %",
+    result = table(runs, [0.7, 0.8, 0.85])
+    assert list(result) == ["setting", "runs", "rounds", "accuracy, %", "loss", "best accuracy, %", "rounds to 70 %",
                            "rounds to 80 %", "rounds to 85 %", "MB per client", "s per round", "refused"]  # fmt: skip
-    assert texts(found["accuracy, %"]) == ["80.0 ± 10.0"] and texts(found["best accuracy, %"]) == ["83.3 ± 5.8"]
-    cell = found["accuracy, %"].cells[0]
+    assert texts(result["accuracy, %"]) == ["80.0 ± 10.0"] and texts(result["best accuracy, %"]) == ["83.3 ± 5.8"]
+    cell = result["accuracy, %"].cells[0]
     assert (cell.mean, cell.deviation) == (pytest.approx(80), pytest.approx(10))
-    assert [texts(found[f"rounds to {goal} %"])[0] for goal in (70, 80, 85)] == ["1.7 ± 0.6", "2.3 ± 0.6", ">3"]
-    assert found["MB per client"].cells == [SummaryCell("0.003", 0.003, 0.0)]
-    assert texts(found["s per round"]) == ["1"] and texts(found["refused"]) == ["3"]
+    assert [texts(result[f"rounds to {goal} %"])[0] for goal in (70, 80, 85)] == ["1.7 ± 0.6", "2.3 ± 0.6", ">3"]
+    assert result["MB per client"].cells == [SummaryCell("0.003", 0.003, 0.0)]
+    assert texts(result["s per round"]) == ["1"] and texts(result["refused"]) == ["3"]
 
 
 def test_one_run_has_no_deviation() -> None:
-    found = table([stored([0.5, 0.9])], [0.9, 0.95])
-    assert found["rounds to 90 %"].cells == [SummaryCell("2", 2.0)] and found["rounds to 95 %"].cells == [
+    result = table([stored([0.5, 0.9])], [0.9, 0.95])
+    assert result["rounds to 90 %"].cells == [SummaryCell("2", 2.0)] and result["rounds to 95 %"].cells == [
         SummaryCell(">2")
     ]
-    assert texts(found["accuracy, %"]) == ["90.0"]
+    assert texts(result["accuracy, %"]) == ["90.0"]
 
 
 def test_a_setting_with_an_unfinished_run_reached_no_target() -> None:
@@ -66,17 +66,17 @@ def test_a_target_of_a_metric_that_a_run_does_not_have_is_not_missed() -> None:
 
 
 def test_a_run_without_rounds() -> None:
-    found = table([stored([])])
-    assert list(found) == ["setting", "runs", "rounds", "MB per client", "s per round"]
-    assert [column.cells[0].text for column in found.values()] == ["MTGC", "1", "0", "—", "—"]
+    result = table([stored([])])
+    assert list(result) == ["setting", "runs", "rounds", "MB per client", "s per round"]
+    assert [column.cells[0].text for column in result.values()] == ["MTGC", "1", "0", "—", "—"]
 
 
 @pytest.mark.parametrize(
     ("best", "targets"), [([0.9], [0.9]), ([0.93, 0.86], [0.9]), ([0.93, 0.86, 0.4], [0.85]), ([0.01], []), ([], [])]
 )
 def test_the_usual_target_is_one_that_half_of_them_reach(best: list[float], targets: list[float]) -> None:
-    found = group_runs([stored([value], n={"n": n}) for n, value in enumerate(best)])
-    assert default_targets(found, select_metric(found)[1]) == targets
+    result = group_runs([stored([value], n={"n": n}) for n, value in enumerate(best)])
+    assert default_targets(result, select_metric(result)[1]) == targets
 
 
 @pytest.mark.parametrize(
@@ -90,10 +90,10 @@ def test_the_usual_target_is_one_that_half_of_them_reach(best: list[float], targ
 )
 def test_rounds_to_a_target_of_any_metric(name: str, values: list[float], better: str, target: float) -> None:
     runs = [with_metric(name, values), with_metric(name, values[:1] * 2, method={"name": "hfedavg"})]
-    found = group_runs(runs)
-    _, judged = select_metric(found)
+    result = group_runs(runs)
+    _, judged = select_metric(result)
     assert judged is not None and (judged.name, judged.better) == (name, better)
-    assert default_targets(found[:1], judged) == [target]
+    assert default_targets(result[:1], judged) == [target]
     column = next(each for title, each in table(runs, [target]).items() if title.startswith("rounds to"))
     assert column.cells == [SummaryCell("2", 2.0), SummaryCell(">2")] and column.best == {0}
 
@@ -106,8 +106,8 @@ def test_a_run_says_itself_which_way_its_metric_is_better() -> None:
 
 
 def test_a_run_without_accuracy_is_told_by_its_loss() -> None:
-    found = table([with_metric("loss", [0.25])])
-    assert list(found)[3:5] == ["loss", "best loss"] and texts(found["loss"]) == ["0.250"]
+    result = table([with_metric("loss", [0.25])])
+    assert list(result)[3:5] == ["loss", "best loss"] and texts(result["loss"]) == ["0.250"]
 
 
 @pytest.mark.parametrize(
@@ -131,13 +131,13 @@ def test_numbers_have_as_many_digits_as_can_be_read(value: float, text: str) -> 
     ],
 )
 def test_the_best_of_a_column(better: Any, cells: list[SummaryCell], best: set[int]) -> None:
-    assert Column("x", cells, better).best == best
+    assert SummaryColumn("x", cells, better).best == best
 
 
 def test_csv_has_every_number_in_full() -> None:
     runs = [stored([0.1 + 0.2], 0), stored([0.5], 1), stored([0.9], method={"name": '=cmd, "quoted"'})]
-    found = table(runs, [0.4])
-    rows = list(csv.reader(io.StringIO(as_csv(list(found.values())))))
+    result = table(runs, [0.4])
+    rows = list(csv.reader(io.StringIO(as_csv(list(result.values())))))
     first, second = (dict(zip(rows[0], row, strict=True)) for row in rows[1:])
     assert first["setting"] == "MTGC" and second["setting"] == '\'=cmd, "quoted"'
     assert first["accuracy, %"] == "40" and float(first["accuracy, %, std"]) == pytest.approx(14.1421356)

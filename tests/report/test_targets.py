@@ -1,4 +1,4 @@
-"""One way to write a target: for a sweep, a report, a price and a plan."""
+"""Syntax of targets, which sweeps, reports, prices and plans share."""
 
 from __future__ import annotations
 
@@ -75,15 +75,15 @@ def test_a_report_refuses_the_wrong_way_round(words) -> None:
 
 
 def test_a_report_has_the_target_of_the_sweep(copied: Path, tmp_path: Path, monkeypatch, capsys) -> None:
-    found = collect_runs([copied])[0]
-    usual = page_data(found)["targets"]
+    result = collect_runs([copied])[0]
+    usual = page_data(result)["targets"]
     note_target(copied, Goal("accuracy", 0.15, ">="))
-    assert page_data(found)["targets"] == {**usual, "accuracy": [0.15]}
-    assert page_data(found, [0.3])["targets"]["accuracy"] == [0.3], "what is asked for comes first"
+    assert page_data(result)["targets"] == {**usual, "accuracy": [0.15]}
+    assert page_data(result, [0.3])["targets"]["accuracy"] == [0.3], "what is asked for comes first"
     note_target(copied, Goal("loss", 2.5))
-    noted = page_data(found)
+    noted = page_data(result)
     assert noted["targets"] == {**usual, "loss": [2.5]} and noted["metric"] == "loss"
     assert command(monkeypatch, "report", copied, "-o", tmp_path / "r.html") == 0
     assert "rounds to 2.5" in capsys.readouterr().out
     note_target(copied, Goal("f1", 0.5))
-    assert page_data(found)["targets"] == usual, "these runs have no such metric"
+    assert page_data(result)["targets"] == usual, "these runs have no such metric"

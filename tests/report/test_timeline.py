@@ -1,4 +1,4 @@
-"""One global round on the page: whose rows there are, what is on them, and how it is looked at."""
+"""Chart of a global round on the page: its rows, their contents and controls."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def on_tree(runs: Path, shape: str, **changes: Any) -> list[dict[str, Any]]:
     ready, tree = PriceableRun.of(list_runs(runs)[0]), Tree.of(shape)
     periods = [2] * (tree.depth - 1) + [3]
     given = {"participation": (None,) * tree.depth, "wait": (), **changes}
-    story = replace(
-        ready.recovered.story,
+    workload = replace(
+        ready.recovered.workload,
         tree=tree,
         schedule=Schedule.of(periods, tree.depth),
         steps_N=np.full(tree.leaves, 3),
@@ -50,14 +50,16 @@ def on_tree(runs: Path, shape: str, **changes: Any) -> list[dict[str, Any]]:
         sizes=message_sizes(rules_for("mtgc", tree.depth), 10_000, 0),
         **given,
     )
-    return timelines([GroupOnNetwork("it", replace(ready, recovered=replace(ready.recovered, story=story)), VARIED)])
+    return timelines(
+        [GroupOnNetwork("it", replace(ready, recovered=replace(ready.recovered, workload=workload)), VARIED)]
+    )
 
 
 def bars(row: dict[str, Any]) -> Iterator[tuple[float, float, str]]:
-    """In order: when each begins, when it ends, and what it is."""
-    found = [(times[n], times[n] + times[n + 1], what) for what, times in row["bars"].items()
+    """Start, end and kind of each activity, in order."""
+    result = [(times[n], times[n] + times[n + 1], what) for what, times in row["bars"].items()
              for n in range(0, len(times), 2)]  # fmt: skip
-    yield from sorted(found)
+    yield from sorted(result)
 
 
 def spent(row: dict[str, Any], what: str) -> float:
@@ -74,7 +76,7 @@ def test_every_node_of_a_small_tree_has_a_row_below_its_parent(runs: Path) -> No
 
 def test_bars_are_what_the_price_is_made_of(runs: Path) -> None:
     ready = PriceableRun.of(list_runs(runs)[0])
-    costs = ready.on(VARIED)
+    costs = ready.cost_on(VARIED)
     for shown in timelines([GroupOnNetwork("it", ready, VARIED)]):
         place = shown["round"] - 1
         assert shown["seconds"] == pytest.approx(costs.seconds_R[place])
@@ -152,16 +154,16 @@ def test_a_deep_tree_shows_the_slowest_alone_at_its_lowest_levels(runs: Path) ->
 def test_a_page_with_many_has_fewer_rows_and_rounds(
     runs: Path, monkeypatch: pytest.MonkeyPatch, room: int, shown: list[int]
 ) -> None:
-    monkeypatch.setattr(round_chart, "ROOM", room)
-    found = on_tree(runs, "2x10")
-    assert [each["round"] for each in found] == shown
-    assert {len(each["rows"]) for each in found} == {1 + 2 * (11 if room == 60_000 else 4)}
+    monkeypatch.setattr(round_chart, "MAX_BARS", room)
+    result = on_tree(runs, "2x10")
+    assert [each["round"] for each in result] == shown
+    assert {len(each["rows"]) for each in result} == {1 + 2 * (11 if room == 60_000 else 4)}
 
 
 def test_the_payload_has_one_run_of_each_setting_on_each_network(runs: Path) -> None:
-    found, _ = collect_runs([runs])
-    assert page_data(found)["timelines"] == []
-    shown = page_data(found, further=network_axes(found, [network("lan_wan"), VARIED]))["timelines"]
+    result, _ = collect_runs([runs])
+    assert page_data(result)["timelines"] == []
+    shown = page_data(result, extra_axes=network_axes(result, [network("lan_wan"), VARIED]))["timelines"]
     assert [(each["run"], each["network"], each["round"]) for each in shown] == [
         (method, name, round) for method in METHODS for name in ("lan_wan", "varied") for round in (1, 2, ROUNDS)
     ]
@@ -170,10 +172,10 @@ def test_the_payload_has_one_run_of_each_setting_on_each_network(runs: Path) -> 
 @pytest.fixture(scope="session")
 def clocked(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page with two networks."""
-    found, _ = collect_runs([runs])
+    result, _ = collect_runs([runs])
     path = tmp_path_factory.mktemp("clocked") / "report.html"
-    further = network_axes(found, [network("lan_wan"), VARIED])
-    path.write_text(page_of(page_data(found, further=further)), encoding="utf-8")
+    extra_axes = network_axes(result, [network("lan_wan"), VARIED])
+    path.write_text(page_of(page_data(result, extra_axes=extra_axes)), encoding="utf-8")
     return path
 
 
@@ -210,7 +212,7 @@ def test_bars_tell_their_seconds_to_pointer_and_keyboard(page: Page, clocked: Pa
         "const h = document.querySelector('#timeline'), bar = h.view.rows[2].bars.find((b) => b.what === 'compute');"
     )
     page.js("document.querySelector('#round').scrollIntoView({block: 'center'})")
-    x, wanted = page.browser.execute_script(f"{place} return [h.across.at(bar.begin + bar.seconds / 2), bar.seconds]")
+    x, expected = page.browser.execute_script(f"{place} return [h.across.at(bar.begin + bar.seconds / 2), bar.seconds]")
     svg = page.browser.find_element("css selector", "#timeline svg")
     width, height = page.js(
         "[document.querySelector('#timeline').clientWidth, document.querySelector('#timeline').clientHeight]"
@@ -219,7 +221,7 @@ def test_bars_tell_their_seconds_to_pointer_and_keyboard(page: Page, clocked: Pa
         svg, round(x - width / 2), round(8 + 20 * 2.5 - height / 2)
     ).perform()
     page.until("!document.getElementById('tip').hidden")
-    assert page.text("tip").startswith("0/0computes") and f"{wanted:.4g} s" in page.text("tip")
+    assert page.text("tip").startswith("0/0computes") and f"{expected:.4g} s" in page.text("tip")
     ActionChains(page.browser).move_to_element(page.browser.find_element("css selector", "h1")).perform()
     page.until("document.getElementById('tip').hidden")
 
@@ -256,8 +258,8 @@ def test_a_round_fits_its_card(page: Page, clocked: Path, width: int) -> None:
 
 
 def test_a_page_without_networks_has_no_round(page: Page, runs: Path, tmp_path: Path) -> None:
-    found, _ = collect_runs([runs])
-    (tmp_path / "report.html").write_text(page_of(page_data(found)), encoding="utf-8")
+    result, _ = collect_runs([runs])
+    (tmp_path / "report.html").write_text(page_of(page_data(result)), encoding="utf-8")
     page.open(tmp_path / "report.html")
     assert page.js("document.getElementById('line-title').offsetParent") is None
     assert page.errors() == []

@@ -18,7 +18,7 @@ ROOT = HERE.parent.parent
 
 
 class Command:
-    """One that was started."""
+    """Started command."""
 
     def __init__(self, server: subprocess.Popen, output: Path, pid: int):
         self.server, self.output, self.pid = server, output, pid
@@ -50,7 +50,7 @@ class Server:
         self._last: Command | None = None
 
     def start(self, *arguments: object, cwd: Path | None = None) -> Command:
-        """One at a time."""
+        """Start a command, after the last one has ended."""
         if self._last is not None:
             self._last.ends()
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -81,7 +81,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def contents(run: Path) -> dict[str, Any]:
-    """Everything a finished run left, but its name, times and places."""
+    """Files of a finished run, without its name, times and paths."""
 
     def timeless(records: list[dict]) -> list[dict]:
         return [{**record, "seconds": None} for record in records]

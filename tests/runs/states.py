@@ -43,6 +43,6 @@ def through_a_file(simulation, folder: Path):
     checkpoints.folder.mkdir()
     records = RoundLog(folder, simulation.history)
     place = Progress(len(simulation.history), simulation.meetings)
-    checkpoints.write(place, simulation.state(), records.mark(), Provenance({}, {}))
+    checkpoints.write(place, simulation.state(), records.sync(), Provenance({}, {}))
     records.close()
     return checkpoints.read(place)

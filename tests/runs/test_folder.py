@@ -248,10 +248,10 @@ def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(tmp_path: Path) -
         $STRATAFL run --resume disk/runs/c-*; echo "exit $?"
     """
     done = mounted(tmp_path, script)
-    first, *told = done.stderr.splitlines()
+    first, *output = done.stderr.splitlines()
     assert first.startswith("error: file = ") and "No space left on device" in first, done.stderr
-    assert "goes on after round" in told[0] and "round 0" not in told[0]
-    assert not [line for line in told if "not used" in line or "Traceback" in line]
+    assert "goes on after round" in output[0] and "round 0" not in output[0]
+    assert not [line for line in output if "not used" in line or "Traceback" in line]
     lines = done.stdout.splitlines()
     assert lines[0] == "exit 2" and lines[-1] == "exit 0", done.stdout
     (run,) = json.loads(lines[1])["runs"]
@@ -338,7 +338,7 @@ def test_a_continuation_that_is_none_is_refused(tmp_path: Path, wrong: object) -
 
 
 def test_half_a_new_folder_is_never_seen(tmp_path: Path, monkeypatch) -> None:
-    """Whatever fails while a folder is made, nothing of it is left."""
+    """Check that nothing of a folder is left if its creation fails."""
     (tmp_path / "runs").mkdir()
     monkeypatch.setattr("stratafl.runs.format.new_id", lambda: "same")
     first = launch(tmp_path / "runs").path

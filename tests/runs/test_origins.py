@@ -1,5 +1,5 @@
-"""What a run began with: a config or a file that was changed since is named and refused, or noted
-with --force."""
+"""Provenance of runs: changed configs and files are named and rejected, or recorded with
+--force."""
 
 from __future__ import annotations
 
@@ -140,12 +140,12 @@ def test_changed_data_can_be_forced_and_the_tree_says_what_is_held(run: Path) ->
     edit(run, "data", "synthetic", {"samples": 30, "features": 5, "classes": 3})
     launch = Launch.resume(run, force=True)
     launch.run()
-    found = read_run(run)
-    assert found.continued[0]["changed"] == [
+    result = read_run(run)
+    assert result.continued[0]["changed"] == [
         "data.synthetic.samples was 20 and is 30",
         "the data, or how it is split, was changed",
     ]
-    assert sum(found.tree["levels"][0]["samples"]) > 4 * 20
+    assert sum(result.tree["levels"][0]["samples"]) > 4 * 20
 
 
 # -- files -----------------------------------------------------------------------------------------

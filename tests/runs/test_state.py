@@ -130,11 +130,11 @@ def test_the_library_reads_what_we_write(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, "run")
     checkpoints.folder.mkdir()
     checkpoints.write(Progress(0), state, LogDigest(0, hashlib.sha256().hexdigest()), Provenance({}, {}))
-    found = load_file(checkpoints.path(Progress(0)) / "tensors.safetensors")
+    result = load_file(checkpoints.path(Progress(0)) / "tensors.safetensors")
     for name in map(str, kinds):
-        assert torch.equal(found[name], state[name])
-    assert torch.equal(found["cut"], state["cut"])
-    assert found["empty"].shape == (1, 0)
+        assert torch.equal(result[name], state[name])
+    assert torch.equal(result["cut"], state["cut"])
+    assert result["empty"].shape == (1, 0)
 
 
 def unusual_rule() -> Rule:

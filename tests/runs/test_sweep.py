@@ -110,11 +110,11 @@ def test_done_is_skipped_interrupted_goes_on_and_a_failure_stops_nobody(tmp_path
     seen: list[tuple[str, str]] = []
     folder = tmp_path / "runs"
     outcomes = run_all({**bad, **good}, folder, 2, lambda event: seen.append((event.name, event.kind)))
-    told = {outcome.name: (outcome.status, outcome.reason) for outcome in outcomes}
-    assert list(told) == ["refused", "fatal", "seed1", "seed2"]
-    assert told["seed1"] == told["seed2"] == ("done", "")
-    assert told["refused"][0] == "failed" and "unknown" in told["refused"][1]
-    assert told["fatal"] == ("failed", "its process ended with exit code 7: farewell")
+    output = {outcome.name: (outcome.status, outcome.reason) for outcome in outcomes}
+    assert list(output) == ["refused", "fatal", "seed1", "seed2"]
+    assert output["seed1"] == output["seed2"] == ("done", "")
+    assert output["refused"][0] == "failed" and "unknown" in output["refused"][1]
+    assert output["fatal"] == ("failed", "its process ended with exit code 7: farewell")
     assert seen.count(("seed1", "round")) == 3
 
     # one of the two is set back to where it was interrupted
@@ -235,11 +235,11 @@ def test_the_command_prints_a_table_and_ctrl_c_leaves_no_worker(server: Server, 
     assert ">3" in said and "nonesuch-seed=0: failed: method = 'nonesuch'" in said
     code, said = server.run("sweep", sweep, "--workers", 1, "--quiet", "--json", "--target", "0.01", cwd=tmp_path)
     assert code == 1
-    found = json.loads(said)
-    assert [group["group"] for group in found["groups"]] == ["mtgc", "nonesuch"]
-    assert found["target"] == {"metric": "accuracy", "value": 0.01, "sign": ">="}
-    assert found["groups"][0]["rounds"] == 1 and found["groups"][0]["reached"] == 2
-    assert [run["was_done"] for run in found["runs"]] == [True, True, False, False]
+    result = json.loads(said)
+    assert [group["group"] for group in result["groups"]] == ["mtgc", "nonesuch"]
+    assert result["target"] == {"metric": "accuracy", "value": 0.01, "sign": ">="}
+    assert result["groups"][0]["rounds"] == 1 and result["groups"][0]["reached"] == 2
+    assert [run["was_done"] for run in result["runs"]] == [True, True, False, False]
 
 
 def is_worker(path: Path, parent: int) -> bool:

@@ -174,11 +174,10 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def records_of(path: Path) -> list[Any]:
-    """What an offline run of Weights & Biases holds: a log of LevelDB's format, in blocks of
-    32 kB."""
+    """Read an offline run of Weights & Biases: a log of LevelDB's format, in blocks of 32 kB."""
     from wandb.proto import wandb_internal_pb2
 
-    data, place, parts, found = path.read_bytes(), 7, b"", []
+    data, place, parts, result = path.read_bytes(), 7, b"", []
     while place + 7 <= len(data):
         if 32768 - place % 32768 < 7:
             place += 32768 - place % 32768
@@ -187,37 +186,37 @@ def records_of(path: Path) -> list[Any]:
         parts += data[place + 7 : place + 7 + length]
         place += 7 + length
         if kind in (1, 4):  # whole, or the last part
-            found.append(wandb_internal_pb2.Record.FromString(parts))
+            result.append(wandb_internal_pb2.Record.FromString(parts))
             parts = b""
-    return found
+    return result
 
 
 def whole(path: Path) -> list[Any]:
     """The same once all of it is there: another process writes it, also after a run is finished."""
     give_up = time.monotonic() + 60
-    while not (found := records_of(path)) or not found[-1].HasField("exit"):
+    while not (result := records_of(path)) or not result[-1].HasField("exit"):
         assert time.monotonic() < give_up
         time.sleep(0.05)
-    return found
+    return result
 
 
 def test_weights_and_biases_offline(offline: None, tmp_path: Path) -> None:
     folder, losses = halves(tmp_path, lambda folder, done: trackers_for(["wandb"], folder, "small", folder.name, done))
     stored = sorted((folder / "wandb").glob("offline-run-*/run-*.wandb"))
     assert {each.name for each in stored} == {f"run-{folder.name}.wandb"}, "one run, however often it went on"
-    found = [record for path in stored for record in whole(path)]
-    runs = [record.run for record in found if record.HasField("run")]
+    result = [record for path in stored for record in whole(path)]
+    runs = [record.run for record in result if record.HasField("run")]
     assert {(run.project, run.display_name, run.run_id) for run in runs} == {("stratafl", "small", folder.name)}
     settings = {update.key: json.loads(update.value_json) for update in runs[0].config.update}
     assert settings["tree"]["shape"] == "2x2"
     rows = [
         {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-        for record in found
+        for record in result
         if record.HasField("history")
     ]
     by_step = {row["_step"]: row["test/loss"] for row in rows if "test/loss" in row}
     assert [by_step[step] for step in (1, 2, 3)] == pytest.approx(losses)
-    codes = [record.exit.exit_code for record in found if record.HasField("exit")]
+    codes = [record.exit.exit_code for record in result if record.HasField("exit")]
     assert codes == [1, 0], "interrupted, then done"
 
 

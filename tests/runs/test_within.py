@@ -86,10 +86,10 @@ def test_a_left_round_knows_what_it_saw() -> None:
 
 
 def test_meetings_are_told_as_they_are_held() -> None:
-    simulation, told = within("mtgc"), []
-    simulation.met = lambda meetings, of: told.append((meetings, of))
+    simulation, output = within("mtgc"), []
+    simulation.met = lambda meetings, of: output.append((meetings, of))
     next(simulation)
-    assert told == [(1, 4), (2, 4), (3, 4)], "the last one ends the round"
+    assert output == [(1, 4), (2, 4), (3, 4)], "the last one ends the round"
 
 
 @pytest.mark.parametrize(

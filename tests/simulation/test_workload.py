@@ -66,7 +66,7 @@ def test_noted_and_reconstructed_workloads_cost_the_same(name: str, tmp_path: Pa
 
 
 def costs_of(ready: PriceableRun) -> list[np.ndarray]:
-    found = ready.on(NETWORK)
+    found = ready.cost_on(NETWORK)
     return [found.seconds_R, found.joules_R, found.money_R, *found.bytes]
 
 
@@ -103,7 +103,7 @@ def test_a_run_of_own_data_model_and_rule_is_priced(tmp_path: Path) -> None:
     ready = PriceableRun.of(run)
     assert ready.flops == 3 * 2 * (5 * 7 + 7 * 4) and ready.recovered.notes == ()
     assert (ready.recovered.parameters, ready.recovered.buffers) == (5 * 7 + 7 + 14 + 7 * 4 + 4, 14)
-    assert ready.recovered.story.steps_N.tolist() == [3, 3, 4, 4]
+    assert ready.recovered.workload.steps_N.tolist() == [3, 3, 4, 4]
     assert price(run.path, "lan_wan")[0].at("all rounds").seconds is not None
 
 
@@ -119,7 +119,7 @@ def test_a_run_of_own_data_model_and_rule_is_priced(tmp_path: Path) -> None:
 def test_local_parameters_and_adapters_are_priced(model: dict, tmp_path: Path) -> None:
     ready = PriceableRun.of(own_study(tmp_path, model=model, method={"name": "mtgc"}))
     assert ready.recovered.notes == (), "the bytes that were recorded are those of what was sent"
-    assert ready.on(NETWORK).seconds_R.min() > 0
+    assert ready.cost_on(NETWORK).seconds_R.min() > 0
 
 
 def test_a_saved_run_of_a_program_is_priced(tmp_path: Path) -> None:
@@ -131,8 +131,8 @@ def test_a_saved_run_of_a_program_is_priced(tmp_path: Path) -> None:
     stratafl.simulate(model, data, parts, "3", "hfedavg", periods=[4], batch=10, rounds=2, **kept).run(progress=False)
     ready = PriceableRun.of(read_run(tmp_path / "run"))
     assert ready.flops == 3 * 2 * (6 * 5 + 5 * 3) and ready.recovered.notes == ()
-    assert ready.recovered.story.samples_N.tolist() == [10, 7, 10]
-    assert ready.recovered.story.sizes.model == 4 * (6 * 5 + 5)
+    assert ready.recovered.workload.samples_N.tolist() == [10, 7, 10]
+    assert ready.recovered.workload.sizes.model == 4 * (6 * 5 + 5)
 
 
 class Drawing(nn.Module):

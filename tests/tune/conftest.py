@@ -1,4 +1,4 @@
-"""A plan of a few tiny runs, made once."""
+"""Fixtures: a search of a few small runs, done once."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-Asking = Callable[..., TuningTask]
+TaskFactory = Callable[..., TuningTask]
 
 
 @pytest.fixture(scope="session")
-def ask(file: Path) -> Asking:
-    """A question about the tiny config, with whatever is different."""
+def make_task(file: Path) -> TaskFactory:
+    """Function that creates tasks of the small config, with changes."""
 
-    def asked(plan: dict[str, Any] | None = None, networks: tuple[str, ...] = NETWORKS, **rest: Any) -> TuningTask:
+    def make(plan: dict[str, Any] | None = None, networks: tuple[str, ...] = NETWORKS, **rest: Any) -> TuningTask:
         config = Config.load(file)
         given = {
             "target": parse_goal("--target", rest.pop("target", TARGET)),
@@ -65,13 +65,13 @@ def ask(file: Path) -> Asking:
         }
         return TuningTask.of(config, space_of(config, plan), [network(each) for each in networks], **{**given, **rest})
 
-    return asked
+    return make
 
 
 def silently(
-    question: TuningTask, folder: Path, show: Callable[[Any], None] = lambda event: None, **rest: Any
+    task: TuningTask, folder: Path, show: Callable[[Any], None] = lambda event: None, **rest: Any
 ) -> TuningResult:
-    return tune(question, folder, say=lambda text: None, show=show, **rest)
+    return tune(task, folder, say=lambda text: None, show=show, **rest)
 
 
 @pytest.fixture(scope="session")
@@ -80,7 +80,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def made(ask: Asking, folder: Path) -> TuningResult:
-    plan = silently(ask(), folder)
+def tuned(make_task: TaskFactory, folder: Path) -> TuningResult:
+    plan = silently(make_task(), folder)
     write(plan, folder)
     return plan

@@ -1,4 +1,4 @@
-"""What is searched, and configs as files."""
+"""Search spaces, and configs as files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_config_has_neighbours() -> None:
     assert axes["lr"] == (0.025, 0.05, 0.1, 0.2, 0.4) and axes["batch"] == (10, 20, 40)
     assert axes["participation"] == (0.5, 1.0)
     assert [each["name"] for each in axes["method"]] == ["fedprox", "hfedavg", "mtgc"]
-    assert space.usual is not None and space.config_of(space.usual) == space.config
+    assert space.baseline is not None and space.config_of(space.baseline) == space.config
 
 
 def test_longer_periods_have_fewer_rounds() -> None:
@@ -42,34 +42,34 @@ def test_longer_periods_have_fewer_rounds() -> None:
     rounds = {tuple(c.schedule.periods): c.run.rounds for c in map(space.config_of, [(0, 1), (1, 1), (0, 0)])}
     assert rounds == {(4, 10): 8, (8, 10): 4, (4, 3): 27}
     double = space_of(config(), {"effort": 2.0})
-    assert double.usual is None, "it is another run"
-    places = tuple(axis.usual or 0 for axis in double.axes)
+    assert double.baseline is None, "it is another run"
+    places = tuple(axis.baseline or 0 for axis in double.axes)
     assert double.config_of(places).run.rounds == 16
 
 
 def test_passes_are_the_lowest_period() -> None:
-    given = config(schedule={"periods": [4]}, leaf={"lr": 0.1, "batch": 20, "epochs": 2})
-    space = space_of(given, {"defaults": False, "periods": [[4], [1, 2]]})
+    base = config(schedule={"periods": [4]}, leaf={"lr": 0.1, "batch": 20, "epochs": 2})
+    space = space_of(base, {"defaults": False, "periods": [[4], [1, 2]]})
     one = space.config_of((0,))
     assert (one.schedule.periods, one.leaf.epochs, one.run.rounds) == ([4], 1, 16)
 
 
 def test_participation_is_the_clients() -> None:
-    given = config(schedule={"periods": [4, 10], "participation": [1.0, 0.75]})
-    space = space_of(given, {"defaults": False, "participation": [0.75, 0.5]})
+    base = config(schedule={"periods": [4, 10], "participation": [1.0, 0.75]})
+    space = space_of(base, {"defaults": False, "participation": [0.75, 0.5]})
     assert space.config_of((0,)).schedule.participation == [1.0, 0.5]
-    assert space.config_of((1,)) == given
+    assert space.config_of((1,)) == base
 
 
 def test_any_key_can_be_searched() -> None:
     space = space_of(config(), {"defaults": False, "leaf.momentum": [0.9, 0.0], "leaf": {"clip": [1.0]}})
-    made = space.config_of((1, 0))
-    assert made.leaf.momentum == 0.9 and made.leaf.clip == 1.0
+    chosen = space.config_of((1, 0))
+    assert chosen.leaf.momentum == 0.9 and chosen.leaf.clip == 1.0
     assert space.label((1, 0)) == "leaf.momentum 0.9 leaf.clip 1.0"
 
 
 @pytest.mark.parametrize(
-    ("plan", "told"),
+    ("plan", "message"),
     [
         ({"defaults": False}, "leaves nothing to choose"),
         ({"defaults": False, "lr": [0.1]}, "leaves nothing to choose"),
@@ -86,8 +86,8 @@ def test_any_key_can_be_searched() -> None:
         ({"leaf.speed": [1, 2]}, "leaf key = 'speed'"),
     ],
 )
-def test_what_cannot_be_searched_is_refused_before_anything_is_trained(plan: dict[str, Any], told: str) -> None:
-    with pytest.raises(InvalidInput, match=told):
+def test_what_cannot_be_searched_is_refused_before_anything_is_trained(plan: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
         space_of(config(), plan)
 
 

@@ -24,32 +24,32 @@ from stratafl.runs.launch import Launch
 from stratafl.runs.reader import list_runs, read_run
 from stratafl.simulation.simulation import Simulation
 from stratafl.tune import trials
-from stratafl.tune.output import as_csv, picture, rows
+from stratafl.tune.output import as_csv, plot_frontiers, trial_rows
 from stratafl.tune.result import TuningResult, tune
 from stratafl.tune.selection import frontier_segments
 from stratafl.tune.space import space_of
 from stratafl.tune.task import TuningTask
 from stratafl.tune.trials import last_round
-from tests.tune.conftest import CONFIG, NETWORKS, Asking, silently
+from tests.tune.conftest import CONFIG, NETWORKS, TaskFactory, silently
 
 
 def without_runs(plan: TuningResult) -> list[dict[str, Any]]:
     """All that is said of the runs but what their folders are called, which has the time in it."""
-    return [{key: value for key, value in row.items() if key != "run"} for row in rows(plan)]
+    return [{key: value for key, value in row.items() if key != "run"} for row in trial_rows(plan)]
 
 
-def test_the_choice_reaches_the_target_with_every_seed(made: TuningResult) -> None:
-    assert made.is_complete and len(made.answers) == len(NETWORKS)
-    for answer in made.answers:
+def test_the_choice_reaches_the_target_with_every_seed(tuned: TuningResult) -> None:
+    assert tuned.is_complete and len(tuned.network_results) == len(NETWORKS)
+    for answer in tuned.network_results:
         assert answer.choice is not None
-        assert answer.choice.reached(answer.network, made.question) == len(answer.choice.runs) == 2
+        assert answer.choice.reached(answer.network, tuned.task) == len(answer.choice.runs) == 2
         for tried in answer.choice.runs:
             assert tried.run is not None and tried.run.rounds[-1]["metrics"]["accuracy"] >= 0.8
-        best, given = (each.over(answer.network, "seconds") for each in (answer.choice, answer.baseline))
+        best, given = (each.mean_cost(answer.network, "seconds") for each in (answer.choice, answer.baseline))
         assert best is not None and given is not None and best.mean <= given.mean
 
 
-def test_every_trial_is_in_the_store_and_costs_what_the_table_says(made: TuningResult, folder: Path) -> None:
+def test_every_trial_is_in_the_store_and_costs_what_the_table_says(tuned: TuningResult, folder: Path) -> None:
     table = list(csv.DictReader((folder / "trials.csv").read_text().splitlines()))
     assert {row["run"] for row in table} == {run.path.name for run in list_runs(folder / "runs")}
     for row in table:
@@ -61,23 +61,23 @@ def test_every_trial_is_in_the_store_and_costs_what_the_table_says(made: TuningR
         assert float(row["bytes"]) == pytest.approx(sum(each.mean for each in milestone.bytes), rel=1e-12)
 
 
-def test_no_setting_is_trained_twice(made: TuningResult, folder: Path) -> None:
+def test_no_setting_is_trained_twice(tuned: TuningResult, folder: Path) -> None:
     configs = [json.dumps(run.config, sort_keys=True) for run in list_runs(folder / "runs")]
-    assert len(set(configs)) == len(configs) == made.search.trainer.trained
-    assert made.search.count == 7
+    assert len(set(configs)) == len(configs) == tuned.search.runner.trained
+    assert tuned.search.count == 7
 
 
-def test_what_was_stopped_could_not_be_among_the_best_any_more(made: TuningResult) -> None:
-    stopped = [tried for tried in made.search.tried.values() if tried.outcome == "stopped"]
+def test_what_was_stopped_could_not_be_among_the_best_any_more(tuned: TuningResult) -> None:
+    stopped = [tried for tried in tuned.search.trials.values() if tried.outcome == "stopped"]
     assert stopped, "these settings should hold one that is"
     for tried in stopped:
         assert tried.run is not None and tried.run.status == format.INTERRUPTED and tried.reason == trials.BEATEN
         assert len(tried.run.rounds) < tried.run.total
-        assert last_round(tried.run, made.question, made.search.bars()) <= len(tried.run.rounds)
+        assert last_round(tried.run, tuned.task, tuned.search.cost_limits()) <= len(tried.run.rounds)
 
 
-def test_a_run_that_was_stopped_can_go_on_by_itself(made: TuningResult, tmp_path: Path) -> None:
-    tried = next(each for each in made.search.tried.values() if each.outcome == "stopped")
+def test_a_run_that_was_stopped_can_go_on_by_itself(tuned: TuningResult, tmp_path: Path) -> None:
+    tried = next(each for each in tuned.search.trials.values() if each.outcome == "stopped")
     assert tried.run is not None
     copied = tmp_path / "run"
     copied.mkdir()
@@ -88,8 +88,8 @@ def test_a_run_that_was_stopped_can_go_on_by_itself(made: TuningResult, tmp_path
     assert done.summary["rounds"] > len(tried.run.rounds)
 
 
-def test_the_config_to_run_is_the_run_that_was_chosen(made: TuningResult, folder: Path, tmp_path: Path) -> None:
-    answer = made.answers[0]
+def test_the_config_to_run_is_the_run_that_was_chosen(tuned: TuningResult, folder: Path, tmp_path: Path) -> None:
+    answer = tuned.network_results[0]
     assert answer.choice is not None and answer.choice.runs[0].run is not None
     config = Config.load(folder / f"best-{answer.network}.toml")
     chosen = answer.choice.runs[0].run
@@ -98,34 +98,36 @@ def test_the_config_to_run_is_the_run_that_was_chosen(made: TuningResult, folder
     assert [record["metrics"] for record in again.rounds] == [record["metrics"] for record in chosen.rounds]
 
 
-def test_the_frontier_has_nothing_cheaper_that_is_as_good(made: TuningResult) -> None:
-    for answer in made.answers:
+def test_the_frontier_has_nothing_cheaper_that_is_as_good(tuned: TuningResult) -> None:
+    for answer in tuned.network_results:
         costs, values = [p.cost for p in answer.frontier], [p.value for p in answer.frontier]
         assert costs == sorted(costs) and values == sorted(set(values))
-        for tried in made.search.tried.values():
+        for tried in tuned.search.trials.values():
             for round, value in tried.curve:
-                cost = tried.costs[answer.network].until(round).seconds
+                cost = tried.costs[answer.network].up_to_round(round).seconds
                 assert any(p.cost <= cost * (1 + 1e-9) and p.value >= value for p in answer.frontier)
         assert frontier_segments(answer.frontier)[-1] is answer.frontier[-1]
 
 
-def test_the_plan_is_written_whole(made: TuningResult, folder: Path, tmp_path: Path) -> None:
+def test_the_plan_is_written_whole(tuned: TuningResult, folder: Path, tmp_path: Path) -> None:
     plan = json.loads((folder / "plan.json").read_text())
     assert [each["network"] for each in plan["networks"]] == list(NETWORKS)
     assert plan["complete"] and plan["tried"] == 7 and sum(plan["outcomes"].values()) == 8
     assert all(each["choice"]["reached"] == 2 and each["gain"] >= 1 for each in plan["networks"])
-    picture(made, tmp_path / "frontier.png", tmp_path / "frontier.pdf")
+    plot_frontiers(tuned, tmp_path / "frontier.png", tmp_path / "frontier.pdf")
     assert (tmp_path / "frontier.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "frontier.pdf").read_bytes().startswith(b"%PDF")
 
 
-def test_the_same_again_trains_nothing_and_says_the_same(made: TuningResult, folder: Path, ask: Asking) -> None:
-    again = silently(ask(), folder, must_exist=True)
-    assert again.search.trainer.trained == 0
-    assert as_csv(again) == as_csv(made)
+def test_the_same_again_trains_nothing_and_says_the_same(
+    tuned: TuningResult, folder: Path, make_task: TaskFactory
+) -> None:
+    again = silently(make_task(), folder, must_exist=True)
+    assert again.search.runner.trained == 0
+    assert as_csv(again) == as_csv(tuned)
 
 
-def test_interrupted_plans_go_on_to_the_same(made: TuningResult, ask: Asking, tmp_path: Path) -> None:
+def test_interrupted_plans_go_on_to_the_same(tuned: TuningResult, make_task: TaskFactory, tmp_path: Path) -> None:
     """Stopped in the middle of the config as given, of trials and of repetitions."""
     seen = 0
 
@@ -138,90 +140,90 @@ def test_interrupted_plans_go_on_to_the_same(made: TuningResult, ask: Asking, tm
     trained = 0
     for _ in range(6):
         try:
-            plan = silently(ask(), tmp_path, show=interrupting)
+            plan = silently(make_task(), tmp_path, show=interrupting)
         except Interrupted:  # before the config as given was done
             continue
-        trained += plan.search.trainer.trained
+        trained += plan.search.runner.trained
         if plan.interrupted is None:
             break
         assert not plan.is_complete and plan.interrupted.exit_code == 130
         assert "the same command goes on" in plan.interrupted.message
         assert plan.is_reached, "what is known so far is said"
-    assert trained > made.search.trainer.trained, "a run that was interrupted is gone on with"
-    assert without_runs(plan) == without_runs(made)
-    assert len(list_runs(tmp_path / "runs")) == len({row["run"] for row in rows(made)})
+    assert trained > tuned.search.runner.trained, "a run that was interrupted is gone on with"
+    assert without_runs(plan) == without_runs(tuned)
+    assert len(list_runs(tmp_path / "runs")) == len({row["run"] for row in trial_rows(tuned)})
 
 
 def test_a_plan_stops_in_its_time_and_goes_on(
-    made: TuningResult, ask: Asking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tuned: TuningResult, make_task: TaskFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each look at the clock takes a second."""
     clock = iter(range(1_000_000))
     monkeypatch.setattr(trials.time, "monotonic", lambda: float(next(clock)))
     with pytest.raises(InvalidInput, match="max-seconds"):
-        silently(ask(), tmp_path, seconds=5)
+        silently(make_task(), tmp_path, seconds=5)
     for _ in range(40):
-        plan = silently(ask(), tmp_path, seconds=60)
+        plan = silently(make_task(), tmp_path, seconds=60)
         if plan.is_complete:
             break
-    assert without_runs(plan) == without_runs(made)
+    assert without_runs(plan) == without_runs(tuned)
 
 
-def test_a_network_may_be_added(made: TuningResult, ask: Asking, folder: Path, tmp_path: Path) -> None:
-    first = silently(ask(networks=NETWORKS[:1]), tmp_path)
-    both = silently(ask(), tmp_path)
+def test_a_network_may_be_added(tuned: TuningResult, make_task: TaskFactory, folder: Path, tmp_path: Path) -> None:
+    first = silently(make_task(networks=NETWORKS[:1]), tmp_path)
+    both = silently(make_task(), tmp_path)
     kept = {id for id, run in _runs(first) if run.status == format.DONE}
     assert kept <= {id for id, _ in _runs(both)} and both.is_complete
-    for tried in both.search.tried.values():
+    for tried in both.search.trials.values():
         assert tried.run is not None
-        assert tried.first is not None or last_round(tried.run, both.question, both.search.bars()) <= tried.run.round
+        assert tried.first is not None or last_round(tried.run, both.task, both.search.cost_limits()) <= tried.run.round
 
 
 def _runs(plan: TuningResult) -> list[tuple[str, Any]]:
-    return [(tried.run.id, tried.run) for _, _, tried in plan.tried if tried.run is not None]
+    return [(tried.run.id, tried.run) for _, _, tried in plan.all_trials if tried.run is not None]
 
 
-def test_another_question_needs_another_folder(made: TuningResult, ask: Asking, folder: Path) -> None:
+def test_another_question_needs_another_folder(tuned: TuningResult, make_task: TaskFactory, folder: Path) -> None:
     with pytest.raises(InvalidInput, match="another config and target"):
-        silently(ask(target="accuracy=0.7"), folder)
+        silently(make_task(target="accuracy=0.7"), folder)
     with pytest.raises(InvalidInput, match="another space"):
-        silently(ask({"lr": [0.05, 0.1]}), folder)
-    changed = ask()
+        silently(make_task({"lr": [0.05, 0.1]}), folder)
+    changed = make_task()
     changed = replace(changed, networks=(replace(changed.networks[0], about="changed"), changed.networks[1]))
     with pytest.raises(InvalidInput, match="another networks"):
         silently(changed, folder)
 
 
-def test_a_small_space_is_tried_to_its_end(ask: Asking, tmp_path: Path) -> None:
-    plan = silently(ask({"defaults": False, "lr": [0.05, 0.1, 0.2]}, NETWORKS[:1], trials=9, seeds=1), tmp_path)
-    assert plan.search.is_exhausted and plan.is_complete and len(plan.search.tried) == 3
+def test_a_small_space_is_tried_to_its_end(make_task: TaskFactory, tmp_path: Path) -> None:
+    plan = silently(make_task({"defaults": False, "lr": [0.05, 0.1, 0.2]}, NETWORKS[:1], trials=9, seeds=1), tmp_path)
+    assert plan.search.is_exhausted and plan.is_complete and len(plan.search.trials) == 3
 
 
-def test_a_setting_that_cannot_be_trained_is_an_answer(ask: Asking, tmp_path: Path) -> None:
+def test_a_setting_that_cannot_be_trained_is_an_answer(make_task: TaskFactory, tmp_path: Path) -> None:
     space = {"defaults": False, "model.name": ["logistic", "no_such_model"]}
-    plan = silently(ask(space, NETWORKS[:1], trials=2, seeds=1), tmp_path)
-    assert sorted(tried.outcome for tried in plan.search.tried.values()) == ["failed", "reached"]
-    assert plan.answers[0].choice is not None and plan.answers[0].choice.is_baseline
-    again = silently(ask(space, NETWORKS[:1], trials=2, seeds=1), tmp_path)
-    assert again.search.trainer.trained == 0 and without_runs(again) == without_runs(plan)
+    plan = silently(make_task(space, NETWORKS[:1], trials=2, seeds=1), tmp_path)
+    assert sorted(tried.outcome for tried in plan.search.trials.values()) == ["failed", "reached"]
+    assert plan.network_results[0].choice is not None and plan.network_results[0].choice.is_baseline
+    again = silently(make_task(space, NETWORKS[:1], trials=2, seeds=1), tmp_path)
+    assert again.search.runner.trained == 0 and without_runs(again) == without_runs(plan)
 
 
-def test_nothing_over_the_budget_is_chosen(made: TuningResult, ask: Asking, tmp_path: Path) -> None:
+def test_nothing_over_the_budget_is_chosen(tuned: TuningResult, make_task: TaskFactory, tmp_path: Path) -> None:
     network = NETWORKS[0]
-    costs = sorted(tried.cost(network, "bytes") for tried in made.search.tried.values() if tried.first)
+    costs = sorted(tried.cost(network, "bytes") for tried in tuned.search.trials.values() if tried.first)
     limit = costs[0] * 1.01
-    plan = silently(ask(None, NETWORKS[:1], budgets={"bytes": limit}), tmp_path)
-    for answer in plan.answers:
+    plan = silently(make_task(None, NETWORKS[:1], budgets={"bytes": limit}), tmp_path)
+    for answer in plan.network_results:
         for candidate in answer.candidates:
             assert candidate.runs[0].cost(network, "bytes") <= limit
     assert math.isfinite(plan.baseline.cost(network, "bytes"))
 
 
 def test_a_run_that_breaks_down_is_an_answer_but_not_the_given_one(
-    ask: Asking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_task: TaskFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where something is too large for a GPU's memory."""
-    question = ask({"defaults": False, "periods": [[2], [3, 6]]}, NETWORKS[:1], trials=1, seeds=1)
+    """Simulate a lack of GPU memory."""
+    task = make_task({"defaults": False, "periods": [[2], [3, 6]]}, NETWORKS[:1], trials=1, seeds=1)
     advance = Simulation.advance
     too_large = 6
 
@@ -231,16 +233,16 @@ def test_a_run_that_breaks_down_is_an_answer_but_not_the_given_one(
         return advance(self)
 
     monkeypatch.setattr(Simulation, "advance", broken)
-    plan = silently(question, tmp_path)
-    (tried,) = (each for each in plan.search.tried.values() if each.outcome == "failed")
+    plan = silently(task, tmp_path)
+    (tried,) = (each for each in plan.search.trials.values() if each.outcome == "failed")
     assert "out of memory" in tried.reason and tried.run is not None and tried.run.status == format.FAILED
-    again = silently(question, tmp_path)
-    assert again.search.trainer.trained == 0 and without_runs(again) == without_runs(plan)
+    again = silently(task, tmp_path)
+    assert again.search.runner.trained == 0 and without_runs(again) == without_runs(plan)
     too_large = 3
     with pytest.raises(InvalidInput, match=r"fails as given.*out of memory"):
-        silently(question, tmp_path / "other")
+        silently(task, tmp_path / "other")
     too_large = 0
-    assert silently(question, tmp_path / "other").is_complete, "once it is mended"
+    assert silently(task, tmp_path / "other").is_complete, "once it is mended"
 
 
 def test_what_failed_in_another_precision_is_tried_again(
@@ -250,8 +252,8 @@ def test_what_failed_in_another_precision_is_tried_again(
         config, said = Config.load(file, [f"run.precision={precision}", "run.rounds=1"]), list[str]()
         space = space_of(config, {"defaults": False, "periods": [[2], [3, 6]]})
         goal, where = parse_goal("--target", "0.01"), [network(NETWORKS[0])]
-        question = TuningTask.of(config, space, where, goal, minimise="seconds", trials=1, seeds=1)
-        return tune(question, tmp_path, say=said.append, show=lambda event: None), said
+        task = TuningTask.of(config, space, where, goal, minimise="seconds", trials=1, seeds=1)
+        return tune(task, tmp_path, say=said.append, show=lambda event: None), said
 
     advance = Simulation.advance
 
@@ -263,10 +265,10 @@ def test_what_failed_in_another_precision_is_tried_again(
     monkeypatch.setattr(Simulation, "advance", broken)
     planned("fp32")
     again, said = planned("bf16")
-    assert again.search.trainer.trained == 1, "and what was done in fp32 is taken"
-    assert {tried.outcome for tried in again.search.tried.values()} == {"reached"}
+    assert again.search.runner.trained == 1, "and what was done in fp32 is taken"
+    assert {tried.outcome for tried in again.search.trials.values()} == {"reached"}
     assert any("failed on another device or in another precision; run again" in line for line in said)
-    assert planned("bf16")[0].search.trainer.trained == 0
+    assert planned("bf16")[0].search.runner.trained == 0
 
 
 RULE = """
@@ -286,10 +288,10 @@ def test_a_plan_runs_again_what_was_made_with_another_version_of_a_file(tmp_path
     def planned(keep_stale: bool = False) -> tuple[list[str], list[str]]:
         config, said = Config.load(tmp_path / "tiny.toml", changes), list[str]()
         space = space_of(config, {"defaults": False, "lr": [0.05, 0.1]})
-        question = TuningTask.of(
+        task = TuningTask.of(
             config, space, [network("lan_wan")], parse_goal("--target", "0.99"), minimise="seconds", seeds=1
         )
-        plan = tune(question, tmp_path / "plan", keep_stale=keep_stale, say=said.append, show=lambda event: None)
+        plan = tune(task, tmp_path / "plan", keep_stale=keep_stale, say=said.append, show=lambda event: None)
         return [id for id, _ in _runs(plan)], said
 
     first, _ = planned()

@@ -46,9 +46,9 @@ def test_a_target_that_is_never_reached_is_said_with_what_was(
     typed: list[object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command(monkeypatch, *typed, "-n", "lan_wan", "--target", "accuracy=0.9999") == 1
-    told = capsys.readouterr()
-    assert "No setting reached the target here." in told.out
-    (line,) = told.err.splitlines()
+    output = capsys.readouterr()
+    assert "No setting reached the target here." in output.out
+    (line,) = output.err.splitlines()
     assert line.startswith("target not reached: no setting of 3 reached accuracy >= 0.9999; the best got to 0.")
     assert json.loads(Path("plans/tiny/plan.json").read_text())["networks"][0]["choice"] is None
 
@@ -58,14 +58,14 @@ def test_a_budget_in_which_the_target_is_not_reached_is_named(
 ) -> None:
     words = "-n", "lan_wan", "--target", TARGET, "--budget", "seconds=1e-9", "--budget", "bytes=1e12"
     assert command(monkeypatch, *typed, *words) == 1
-    told = capsys.readouterr()
-    assert "No setting reached the target here within the budget." in told.out
-    (line,) = told.err.splitlines()
+    output = capsys.readouterr()
+    assert "No setting reached the target here within the budget." in output.out
+    (line,) = output.err.splitlines()
     assert "no setting of 3 reached accuracy >= 0.8 within 1e-09 seconds and 1e+12 bytes; the best got to 0." in line
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--target", TARGET], "--network = None: must be given"),
         (["-n", "lan_wan"], "--target = None: must be given"),
@@ -85,14 +85,14 @@ def test_a_budget_in_which_the_target_is_not_reached_is_named(
 def test_bad_input_is_one_line(
     typed: list[object],
     words: list[str],
-    told: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert command(monkeypatch, *typed, *words) == 2
     said = capsys.readouterr()
     assert said.out == "" and len(said.err.splitlines()) == 1
-    assert said.err.startswith("error: ") and told in said.err
+    assert said.err.startswith("error: ") and message in said.err
 
 
 def test_an_empty_space_is_refused(
@@ -116,10 +116,10 @@ def test_without_optuna_it_says_what_to_install(
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_tables_fit_the_terminal(
-    made: TuningResult, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tuned: TuningResult, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    plan_module._print(made)
+    plan_module._print(tuned)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width and "…" not in "".join(lines)
     assert any(line.startswith("choice") for line in lines)
@@ -129,7 +129,7 @@ def test_the_tables_fit_the_terminal(
 def test_a_plan_of_the_digits_example(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As in the guide: three levels, twelve settings, two networks."""
+    """Run the example of the guide: three levels, twelve settings, two networks."""
     example = Path(__file__).parents[2] / "examples" / "digits.toml"
     words = ("-n", "lan_wan", "-n", "nyc_mesh", "--target", TARGET, "--trials", 12, "--seeds", 2, "--json", "-q")
     assert command(monkeypatch, "plan", example, *words, "--out", tmp_path / "plan") == 0

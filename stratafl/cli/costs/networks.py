@@ -42,16 +42,16 @@ def show_command(
     """Show a network: its tiers and devices, as a table and as a picture."""
     from stratafl.base.plotting import check_picture
     from stratafl.base.topology import Tree
-    from stratafl.cost.figures import draw, rows
+    from stratafl.cost.figures import plot_network, quantity_rows
     from stratafl.network.specification import network
 
     chosen, shape = network(name, "network"), Tree.of(tree)
     if out is not None:
         check_picture(out)
     columns = [Column("what"), Column("quantity"), Column("median", right=True), Column("10 % to 90 %", right=True)]
-    print_table(columns, rows(chosen), f"{chosen.name}: {chosen.about}" if chosen.about else chosen.name)
+    print_table(columns, quantity_rows(chosen), f"{chosen.name}: {chosen.about}" if chosen.about else chosen.name)
     if chosen.source:
         print_sentence(f"source: {chosen.source}")
     if out is not None:
-        draw(out, chosen, shape)
+        plot_network(out, chosen, shape)
         print(f"picture: {escape_control(out)}")

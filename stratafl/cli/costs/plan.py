@@ -17,7 +17,7 @@ from stratafl.runs import format
 
 if TYPE_CHECKING:
     from stratafl.tune.result import TuningResult
-    from stratafl.tune.selection import Candidate, NetworkResult
+    from stratafl.tune.selection import NetworkResult, TuningCandidate
     from stratafl.tune.task import TuningTask
 
 PICTURES = ("frontier.png", "frontier.pdf")
@@ -68,13 +68,13 @@ def plan_command(
     pyplot()
     changes = [*(change or ()), *(f"run.{key}={each}" for key, each in
                                   (("device", device), ("precision", precision)) if each is not None)]  # fmt: skip
-    question = _question(config, changes, space, network or [], target, minimise, budget or [], trials, seeds)
+    task = _question(config, changes, space, network or [], target, minimise, budget or [], trials, seeds)
     seconds = None if max_seconds is None else check_number("--max-seconds", max_seconds, above=0)
     folder = out or Path("plans") / format.slug(config.stem)
-    runs = 1 + question.trials + (question.seeds - 1) * (FINALISTS + 1)
+    runs = 1 + task.trials + (task.seeds - 1) * (FINALISTS + 1)
     with SweepDisplay(f"plan {config.stem}", runs, quiet) as display:
         made = tune(
-            question,
+            task,
             folder,
             seconds=seconds,
             must_exist=resume,
@@ -87,10 +87,10 @@ def plan_command(
 
 def _show(made: TuningResult, folder: Path, as_json: bool) -> None:
     """Write everything down and print it; what ended a plan early ends the command, too."""
-    from stratafl.tune.output import as_dict, picture, write
+    from stratafl.tune.output import as_dict, plot_frontiers, write
 
     written = [*write(made, folder), *(folder / name for name in PICTURES)]
-    picture(made, *written[-len(PICTURES) :])
+    plot_frontiers(made, *written[-len(PICTURES) :])
     if as_json:
         print(json.dumps(as_dict(made)))
     else:
@@ -143,34 +143,32 @@ def _question(
 
 def _shortfall(made: TuningResult) -> str:
     """How far the best came, which may be there, and beyond the budget."""
-    budget = " and ".join(f"{limit:g} {kind}" for kind, limit in made.question.budgets.items())
+    budget = " and ".join(f"{limit:g} {kind}" for kind, limit in made.task.budgets.items())
     goal, within = made.baseline.goal, f" within {budget}" if budget else ""
-    values = [tried.best for _, _, tried in made.tried if tried.best is not None]
+    values = [tried.best for _, _, tried in made.all_trials if tried.best is not None]
     pick = min if goal.sign == "<=" else max
     best = f"{pick(values):.4g}" if values else "nothing"
-    return f"no setting of {len(made.search.tried)} reached {goal}{within}; the best got to {best}"
+    return f"no setting of {len(made.search.trials)} reached {goal}{within}; the best got to {best}"
 
 
 def _print(made: TuningResult) -> None:
     from stratafl.tune.output import gain, outcomes
 
-    for answer in made.answers:
+    for answer in made.network_results:
         _candidates(made, answer)
         gained = gain(made, answer)
         if answer.choice is None:
-            within = " within the budget" if made.question.budgets else ""
+            within = " within the budget" if made.task.budgets else ""
             print_sentence(f"No setting reached the target here{within}.")
         elif answer.choice.is_baseline:
             print_sentence("The config as given is the cheapest that was found.")
         elif gained is not None:
-            print_sentence(f"The choice takes {_times(gained)} {made.question.minimise} of the config as given.")
+            print_sentence(f"The choice takes {_times(gained)} {made.task.minimise} of the config as given.")
         print()
         _frontier(made, answer)
         print()
     counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes(made).items())
-    print_sentence(
-        f"Tried {made.search.count} settings of {made.question.space.size:,} and the config as given: {counts}."
-    )
+    print_sentence(f"Tried {made.search.count} settings of {made.task.space.size:,} and the config as given: {counts}.")
     if made.search.is_exhausted:
         print_sentence("That is every setting there is to try.")
     elif not made.is_complete and made.interrupted is None:
@@ -183,38 +181,36 @@ def _times(gained: float) -> str:
 
 def _candidates(made: TuningResult, answer: NetworkResult) -> None:
     """The best settings and the config as given, with their costs to the target."""
-    from stratafl.cost.pricing import BYTES, ENERGY, PLAIN, TIME, Unit
+    from stratafl.cost.pricing import BYTES, ENERGY, NO_UNIT, TIME, Unit
     from stratafl.tune.task import COSTS
 
     found = list(answer.candidates)
     if answer.baseline not in found:
         found.append(answer.baseline)
-    question, network = made.question, next(e for e in made.question.networks if e.name == answer.network)
+    task, network = made.task, next(e for e in made.task.networks if e.name == answer.network)
     units = {"seconds": ("time", TIME), "bytes": ("bytes", BYTES), "joules": ("energy", ENERGY)}
     cells = [
-        [_place(each, answer), each.label, f"{each.reached(answer.network, question)}/{len(each.runs)}",
-         PLAIN.text(each.rounds())]
+        [_place(each, answer), each.label, f"{each.reached(answer.network, task)}/{len(each.runs)}",
+         NO_UNIT.text(each.rounds())]
         for each in found
     ]  # fmt: skip
     columns = [Column("place"), Column("setting", prose=True), Column("reached", right=True),
                Column("rounds", right=True, minor=True)]  # fmt: skip
-    for kind in (question.minimise, *(each for each in COSTS if each != question.minimise)):
-        values = [each.over(answer.network, kind) for each in found]
+    for kind in (task.minimise, *(each for each in COSTS if each != task.minimise)):
+        values = [each.mean_cost(answer.network, kind) for each in found]
         known = [value.mean for value in values if value is not None]
-        if kind == question.minimise or any(known):
+        if kind == task.minimise or any(known):
             title, choices = units.get(kind, (network.currency or "money", (("", 1.0),)))
             unit = Unit.of(choices, known)
             heading = f"{title}, {unit.name}" if unit.name else title
-            columns.append(Column(heading, right=True, minor=kind != question.minimise))
+            columns.append(Column(heading, right=True, minor=kind != task.minimise))
             for row, value in zip(cells, values, strict=True):
                 row.append(unit.text(value))
     goal = made.baseline.goal
-    print_table(
-        columns, cells, f"On {answer.network}: least {question.minimise} to {goal}, mean ± deviation over seeds"
-    )
+    print_table(columns, cells, f"On {answer.network}: least {task.minimise} to {goal}, mean ± deviation over seeds")
 
 
-def _place(each: Candidate, answer: NetworkResult) -> str:
+def _place(each: TuningCandidate, answer: NetworkResult) -> str:
     if each.is_baseline:
         return "as given"
     return "choice" if each is answer.choice else f"{answer.candidates.index(each) + 1}."
@@ -222,14 +218,14 @@ def _place(each: Candidate, answer: NetworkResult) -> str:
 
 def _frontier(made: TuningResult, answer: NetworkResult) -> None:
     """Where each setting leads: nothing that was tried was as good for less."""
-    from stratafl.base.statistics import OverSeeds
+    from stratafl.base.statistics import MeanStd
     from stratafl.tune.output import TITLES, unit_of
     from stratafl.tune.selection import frontier_segments
 
     points = frontier_segments(answer.frontier)
     unit = unit_of(made, answer.network, [point.cost for point in points])
-    kind = TITLES[made.question.minimise]
+    kind = TITLES[made.task.minimise]
     columns = (Column(made.baseline.goal.metric, right=True), Column(f"{kind}, {unit.name}", right=True),
                Column("setting", prose=True))  # fmt: skip
-    rows = [(f"{point.value:.4f}", unit.text(OverSeeds(point.cost, None)), point.label) for point in points]
-    print_table(columns, rows, f"The frontier on {answer.network}: nothing that was tried is as good for less")
+    trial_rows = [(f"{point.value:.4f}", unit.text(MeanStd(point.cost, None)), point.label) for point in points]
+    print_table(columns, trial_rows, f"The frontier on {answer.network}: nothing that was tried is as good for less")

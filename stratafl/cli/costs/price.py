@@ -19,8 +19,8 @@ from stratafl.cli.tables import Column, print_sentence, print_table
 
 if TYPE_CHECKING:
     from stratafl.cost.costs import PriceBatch
-    from stratafl.cost.pricing import Column as Texts
     from stratafl.cost.pricing import GroupCosts
+    from stratafl.cost.pricing import TextColumn as Texts
     from stratafl.network.specification import Network
     from stratafl.runs import StoredRun
 
@@ -58,7 +58,7 @@ def price_command(
     """Say how long stored runs would take on a network, and what they would cost there."""
     from stratafl.cost.costs import PriceBatch
     from stratafl.cost.figures import plot_time_breakdown
-    from stratafl.cost.pricing import ALL, as_csv
+    from stratafl.cost.pricing import ALL_ROUNDS, as_csv
     from stratafl.cost.round_chart import plot_round
     from stratafl.cost.workload import named_networks, resolved
     from stratafl.network.specification import LARGEST
@@ -77,7 +77,7 @@ def price_command(
         with atomic_write(csv_file, sync=False) as file:
             file.write(as_csv(found).encode())
     if figure is not None:
-        plot_time_breakdown(figure, found, found[0].milestones[0].until if target else ALL)
+        plot_time_breakdown(figure, found, found[0].milestones[0].until if target else ALL_ROUNDS)
     if timeline is not None:
         plot_round(timeline, *pricing.done[0], timeline_round)
     for drawn in (figure, timeline):

@@ -325,7 +325,7 @@ class Supervisor:
     def _work(self, name: str, work: Callable[[Path], None]) -> None:
         boards.use(self._newsroom.boards[name], self._newsroom.boards["superlink"])
         if self._lock is not None:
-            self._lock.leave()
+            self._lock.close_in_child()
         give_back_soon()
         work(self.folder)
 

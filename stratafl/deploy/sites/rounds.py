@@ -43,7 +43,7 @@ class RootRun:
         facts = RunDescription(
             config.as_dict(), made.tree, counts, *how, job=site.job, better=better, workload=workload
         )
-        self._folder = RunWriter.adopt(folder, format.slug(folder.absolute().parent.name), facts, self.history)
+        self._folder = RunWriter.attach(folder, format.slug(folder.absolute().parent.name), facts, self.history)
 
     @property
     def last(self) -> RoundResult | None:
@@ -53,7 +53,7 @@ class RootRun:
         """A round more, on the disk when this returns: the state of the next round will not hold
         it."""
         record = _record(self._folder.path / format.ROUNDS, line)
-        self._folder.add(record, sync=True)
+        self._folder.append_round(record, sync=True)
         self.history.append(record)
         return record
 

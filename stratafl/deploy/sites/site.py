@@ -155,7 +155,7 @@ def slug(name: str) -> str:
     if made == plain and "_/" not in name and "/_" not in name:
         return made
     digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:DIGITS]
-    return f"{made[: format.LONGEST - DIGITS - 1]}-{digest}"
+    return f"{made[: format.MAX_NAME_LENGTH - DIGITS - 1]}-{digest}"
 
 
 def tree_of(config: Config) -> Tree:

@@ -76,7 +76,7 @@ def as_config(
                 place[each.name] = None if value is None else described(value)
     if simulation.clock is not None:
         tables["network"] = simulation.clock.facts["network"]
-        tables["schedule"]["wait"] = [each.as_plain() for each in simulation.clock.story.wait]
+        tables["schedule"]["wait"] = [each.to_plain() for each in simulation.clock.workload.wait]
     return tables
 
 

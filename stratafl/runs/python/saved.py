@@ -22,7 +22,7 @@ from stratafl.metrics.records import RoundResult
 from stratafl.runs import format
 from stratafl.runs.python.describe import as_config, objects_of
 from stratafl.runs.python.label_counts import label_counts
-from stratafl.runs.recorder import NullRunFolder, Recorder, StoragePolicy
+from stratafl.runs.recorder import NullRunFolder, RunRecorder, StoragePolicy
 from stratafl.runs.resume import ResumeSession, Ways, lock_for_resume
 from stratafl.runs.trackers import check_trackers, trackers_for
 from stratafl.runs.writer import RunDescription, RunWriter
@@ -41,7 +41,7 @@ _open_here: weakref.WeakValueDictionary[Path, SavedRun] = weakref.WeakValueDicti
 set the same run up once more."""
 
 
-class SavedRun(Recorder):
+class SavedRun(RunRecorder):
     """Records the rounds that a program asks for, one after another."""
 
     def __init__(self, saving: Saving, folder: RunWriter | NullRunFolder, keeping: StoragePolicy, tensorboard: bool):
@@ -71,7 +71,7 @@ class SavedRun(Recorder):
         if not self.close.alive:
             raise InvalidInput("save", self.path, "this run was ended: set it up again, and it goes on")
         try:
-            with self.ending(), InterruptHandler(self._say) as self._stop:
+            with self.record_outcome(), InterruptHandler(self._say) as self._stop:
                 yield
         except BaseException as problem:
             self.close()
@@ -178,9 +178,9 @@ def _gone_on_with(saving: Saving, force: bool) -> RunWriter | NullRunFolder | No
     with lock_for_resume(path, ranks, check) as (described, lock):
         _with_the_engine_of(described["engine"], saving)
         reopening = ResumeSession(path, described, lock, ranks, saving.say, force, WAYS)
-        restored = reopening.restored(saving.config, lambda: (simulation, saving.counts))
+        restored = reopening.restore(saving.config, lambda: (simulation, saving.counts))
         if not (restored.was_done and simulation.done):
-            return reopening.reopened(saving.config, restored)
+            return reopening.reopen(saving.config, restored)
         saving.say(f"done already: {len(simulation.history)} rounds in result().history")
         if lock is not None:
             lock.release()

@@ -122,7 +122,7 @@ def run_name(label: str) -> str:
     if plain == label.replace(" ", "-"):
         return plain
     digest = hashlib.sha256(label.encode(errors="surrogatepass")).hexdigest()
-    return f"{plain[: format.LONGEST - 7]}-{digest[:6]}"
+    return f"{plain[: format.MAX_NAME_LENGTH - 7]}-{digest[:6]}"
 
 
 def _axes(grid: Mapping[str, Any]) -> list[Axis]:

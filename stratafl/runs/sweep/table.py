@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stratafl.base.statistics import over_seeds
+from stratafl.base.statistics import mean_std
 from stratafl.metrics.objective import Goal, default_metric
 from stratafl.metrics.records import measured
 from stratafl.runs.reader import StoredRun
@@ -79,8 +79,8 @@ def _row(
             first = target.towards(run.better).first(*_values(run, metric))
             reached += first is not None
             rounds.append(run.round if first is None else first)
-    final, final_deviation = over_seeds(finals) if finals else (None, None)
-    mean_rounds, rounds_deviation = over_seeds(rounds) if rounds else (None, None)
+    final, final_deviation = mean_std(finals) if finals else (None, None)
+    mean_rounds, rounds_deviation = mean_std(rounds) if rounds else (None, None)
     return Row(
         group=group,
         runs=len(entries),

@@ -215,7 +215,7 @@ def test_a_deployment_is_listed_and_reported_like_a_simulation(
     samples = [len(part) for part in simulated.data.clients]
     assert run.tree["levels"][1]["samples"] == samples
     assert simulated.simulation.workload is not None
-    assert run.workload == json.loads(json.dumps(simulated.simulation.workload.as_plain()))
+    assert run.workload == json.loads(json.dumps(simulated.simulation.workload.to_plain()))
     monkeypatch.setattr(sys, "argv", ["stratafl", "runs", str(root.parent), "--json"])
     with pytest.raises(SystemExit):
         main()

@@ -31,7 +31,7 @@ NASTY: list[Any] = [
 
 
 def outside(folder: Path) -> dict[str, bytes | None]:
-    """Everything in a folder, so that a change shows."""
+    """Contents of a folder, to detect changes."""
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 

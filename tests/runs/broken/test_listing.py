@@ -58,11 +58,11 @@ def check_listed(runs: Path, monkeypatch, capsys, *, report: bool = False, figur
     assert command(monkeypatch, "runs", runs) == 0
     check_text(capsys, "healthy-")
     assert command(monkeypatch, "runs", runs, "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert "healthy" in [run["name"] for run in found["runs"]]
-    assert len(found["runs"]) + len(found["unreadable"]) == 2
+    result = json.loads(capsys.readouterr().out)
+    assert "healthy" in [run["name"] for run in result["runs"]]
+    assert len(result["runs"]) + len(result["unreadable"]) == 2
     readable, unreadable = collect_runs([runs])
-    assert len(readable) == len(found["runs"])
+    assert len(readable) == len(result["runs"])
     json.dumps(page_data(readable, None, unreadable), allow_nan=False)
     if report:
         out = runs.parent / "report.html"

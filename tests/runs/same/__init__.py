@@ -1,1 +1,1 @@
-"""Which run it is, whether it is current, and how one goes further."""
+"""Identity of runs, whether they are current, and how they are extended."""

@@ -114,7 +114,7 @@ def test_what_is_kept_and_how_it_is_computed_is_no_reason_to_run_again(project: 
 
 def test_what_failed_in_another_precision_is_run_again_in_the_one_asked_for(project: Path) -> None:
     launch = Launch.new(config_of(project, precision="bf16"), "a", project / "runs")
-    launch.folder.end("failed", launch.place, "out of memory")
+    launch.folder.set_status("failed", launch.place, "out of memory")
     launch.folder.close()
     assert swept(project) == (False, ["a: failed on another device, engine or precision; run again"])
     assert [(run.status, run.precision) for run in list_runs(project / "runs")] == [
@@ -143,8 +143,8 @@ def test_the_command_says_what_it_runs_again(project: Path, monkeypatch, capsys)
     assert command(monkeypatch, *arguments, "--keep-stale") == 0
     assert "1 of 1 runs were done before" in capsys.readouterr().out
     assert command(monkeypatch, *arguments) == 0
-    told = capsys.readouterr()
-    assert "rule.py was changed since; run again" in told.err + told.out and "done before" not in told.out
+    output = capsys.readouterr()
+    assert "rule.py was changed since; run again" in output.err + output.out and "done before" not in output.out
 
 
 # -- what decides the results ----------------------------------------------------------------------
@@ -163,7 +163,7 @@ IMPORTS = [
 def test_a_module_that_a_rule_imports_is_one_of_its_files(
     importing: str, file: str, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one imported inside a function, or by the package that it imports."""
+    """Include modules imported inside a function, or by an imported package."""
     (project / "kit" / "__init__.py").write_text("from . import pulls\n")
     for name in ("pulls.py", "kit/pulls.py"):
         (project / name).write_text("strength = 1\n")
@@ -176,7 +176,7 @@ def test_a_module_that_a_rule_imports_is_one_of_its_files(
 
 
 def test_a_rule_that_says_itself_where_to_import_from_is_current(project: Path) -> None:
-    """Nobody but the rule knows that the folder is a place to import from."""
+    """Import from a folder that only the rule knows."""
     (project / "pulls.py").write_text("strength = 1\n")
     importing = "import os, sys\nsys.path.insert(0, os.path.dirname(__file__))\nimport pulls\nsys.path.pop(0)"
     (project / "rule.py").write_text(RULE.format(importing=importing))

@@ -36,9 +36,9 @@ def config(**run: Any) -> Config:
 
 
 def bits(run: Path) -> dict[str, Any]:
-    """What a run left, but for what it depends on, which says how long it was at first."""
-    found = contents(run)
-    return {**found, "state": {key: each for key, each in found["state"].items() if key != "inputs"}}
+    """Files of a run, without its provenance, which has its first length."""
+    result = contents(run)
+    return {**result, "state": {key: each for key, each in result["state"].items() if key != "inputs"}}
 
 
 def done(folder: Path, **run: Any) -> Path:
