@@ -33,6 +33,7 @@ test-kills: $(READY)
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo --cache-dir build/import_linter
 
 types: $(READY)
 	$(BIN)/mypy

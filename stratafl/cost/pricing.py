@@ -257,7 +257,7 @@ class Unit:
         return Unit(*(fitting[-1] if fitting else units[0]))
 
     def text(self, value: OverSeeds | None) -> str:
-        """ "3.21 ± 0.05", with three digits of the mean."""
+        """Text such as "3.21 ± 0.05", with three digits of the mean."""
         if value is None:
             return ABSENT
         mean = value.mean / self.factor

@@ -173,6 +173,8 @@ PLAIN_REQUEST = GradientRequest()
 
 
 class ClientGradients(NamedTuple):
+    """Gradients of the clients of a chunk, and the sums their step needs."""
+
     g_CP: Tensor
     """With the corrections that were wanted."""
     squares: tuple[Tensor, ...] = ()

@@ -39,6 +39,8 @@ def limit_threads(parameters: int) -> Iterator[None]:
 
 
 class LoopEngine:
+    """Reference engine: one client after another, slow and obvious."""
+
     name = "loop"
     chunk: int | None = None
 

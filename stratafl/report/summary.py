@@ -162,7 +162,7 @@ def _final(setting: RunGroup, metric: MetricInfo) -> SummaryCell:
 
 
 def _cell(value: OverSeeds | None, metric: MetricInfo) -> SummaryCell:
-    """ "91.2 ± 0.3", in per cent where it is a share, without the sign."""
+    """Text such as "91.2 ± 0.3", in per cent where it is a share, without the sign."""
     if value is None:
         return SummaryCell(ABSENT)
     scaled = metric.scaled(value)

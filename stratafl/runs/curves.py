@@ -242,7 +242,7 @@ def main_metric(found: Sequence[MetricInfo]) -> MetricInfo | None:
 
 
 def number_text(value: OverSeeds | None, digits: int | None) -> str:
-    """ "0.912 ± 0.003", or the mean alone where there is one run."""
+    """Text such as "0.912 ± 0.003", or the mean alone where there is one run."""
     if value is None:
         return ABSENT
     mean = _written(value.mean, digits)

@@ -181,6 +181,7 @@ def _methods(config: Config) -> tuple[Any, tuple[Any, ...]]:
 
 
 def neighbors(value: float, factors: Iterable[float], fitted: Callable[[float], Any]) -> tuple[Any, ...]:
+    """A value and its products with the factors, in order."""
     return tuple(sorted({value, *(fitted(value * factor) for factor in factors if factor != 1)}))
 
 

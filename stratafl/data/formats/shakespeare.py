@@ -157,7 +157,7 @@ def fits_roles(files: Files) -> bool:
 
 
 def read_roles(files: Files) -> DatasetArrays:
-    """{"roles": {name: text}}"""
+    """Text of each role: {"roles": {name: text}}."""
     name = files.one(r"shakespeare_roles\.json(?:\.xz|\.gz)?", "roles")
     roles = _document(files, name).get("roles")
     if not isinstance(roles, dict) or not all(isinstance(text, str) for text in roles.values()):

@@ -1,4 +1,4 @@
-"""The leaf's step on C clients' rows of P parameters, in place:
+"""The leaf's step on C clients' rows of P parameters, in place.
 
 gradient with its correction -> clip by each client's norm -> + weight decay -> SGD or Adam.
 

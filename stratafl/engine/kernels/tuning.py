@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 
 class LaunchConfig(NamedTuple):
+    """Tile sizes, warps and pipeline stages of a launch."""
+
     m: int
     """Rows of the product: pixels, or weights where the weights are many."""
     n: int
