@@ -7,6 +7,9 @@ OURS   := $(VENV)/.made_by_make
 FAST   := tests/base tests/core tests/federation tests/rules tests/test_fingerprints.py
 TORCH  := $(shell grep '^torch==' constraints.txt)
 
+# the tests start hundreds of processes, each of which would compile every module anew
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo docs test test-fast test-slow test-deploy test-kills lint types theory dist release clean
 
 demo: $(READY)
