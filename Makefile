@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 OURS   := $(VENV)/.made_by_make
 FAST   := tests/base tests/core tests/federation tests/rules tests/test_fingerprints.py
+FAST_ONLY := not stacked and not vmap and not engine and not deployed and not killed and not minimiser
 TORCH  := $(shell grep '^torch==' constraints.txt)
 
 # the tests start hundreds of processes, each of which would compile every module anew
@@ -36,7 +37,7 @@ test-kills: $(READY)
 
 # what one runs after each change: the core, the algorithm, the rules and the reference engine
 test-fast: $(READY)
-	$(BIN)/python -m pytest -n auto -m "not slow and not deploy" $(FAST)
+	$(BIN)/python -m pytest -n auto -m "not slow and not deploy" -k "$(FAST_ONLY)" $(FAST)
 
 lint: $(READY)
 	$(BIN)/ruff check .
