@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 OURS   := $(VENV)/.made_by_make
-FAST   := tests/base tests/core tests/federation tests/rules tests/test_fingerprints.py
+FAST   := tests/base tests/core tests/federation tests/rules
 FAST_ONLY := not stacked and not vmap and not engine and not deployed and not killed and not minimiser
 TORCH  := $(shell grep '^torch==' constraints.txt)
 

@@ -32,7 +32,7 @@ def test_batches_of_a_far_meeting_are_drawn_a_few_at_a_time(monkeypatch: pytest.
         return batch_indices(seed, client, size, first, steps, *rest)
 
     monkeypatch.setattr("stratafl.engine.loop.STEPS_DRAWN_AT_ONCE", 8)
-    monkeypatch.setattr("stratafl.engine.loop.batches", watched)
+    monkeypatch.setattr("stratafl.engine.loop.batch_indices", watched)
     assert torch.equal(study(periods=[1, 20]).run().models[0], expected)
     assert drawn == [8, 8, 4] * 4
 
