@@ -114,9 +114,13 @@ def test_whatever_values_the_module_itself_has(name: str) -> None:
     assert not apart(expected(name), ran.clients), ran.how
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(entries(), st.booleans())
-def test_modules_put_together_at_random(found: tuple[Plan, Entry], zeros: bool) -> None:
+@pytest.mark.parametrize("examples", [10, pytest.param(40, marks=pytest.mark.slow)])
+def test_modules_put_together_at_random(examples: int) -> None:
+    options = settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    options(given(entries(), st.booleans())(check_agreement))()
+
+
+def check_agreement(found: tuple[Plan, Entry], zeros: bool) -> None:
     _, entry = found
     try:
         wanted = plain(problem(entry))
