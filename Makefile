@@ -4,9 +4,14 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 OURS   := $(VENV)/.made_by_make
+FAST   := tests/base tests/core tests/federation tests/rules
+FAST_ONLY := not stacked and not vmap and not engine and not deployed and not killed and not minimiser
 TORCH  := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: bench demo docs test test-slow test-deploy test-kills lint types theory clean
+.PHONY: bench demo docs test test-fast test-slow test-deploy test-kills lint types theory dist release clean
+
+# the tests start hundreds of processes, each of which would compile every module anew
+unexport PYTHONDONTWRITEBYTECODE
 
 demo: $(READY)
 	$(BIN)/stratafl demo
@@ -34,9 +39,14 @@ test-kills: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[deploy]'
 	STRATAFL_KILLS=17 $(BIN)/python -m pytest -s tests/deploy/processes/test_kills.py
 
+# what one runs after each change: the core, the algorithm, the rules and the reference engine
+test-fast: $(READY)
+	$(BIN)/python -m pytest -n auto -m "not slow and not deploy" -k "$(FAST_ONLY)" $(FAST)
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo --cache-dir build/import_linter
 
 types: $(READY)
 	$(BIN)/mypy
@@ -47,6 +57,16 @@ docs: $(READY)
 
 theory: $(READY)
 	$(BIN)/python -m benchmarks.studies.theory
+
+# sdist and wheel, in dist: the wheel is built from the sdist, and the tests of the wheel are made with this one
+dist: $(READY)
+	rm -rf dist build/lib build/bdist.*
+	$(BIN)/python -m build --no-isolation --outdir dist
+	STRATAFL_DIST=dist $(BIN)/python -m pytest -m slow tests/test_wheel.py
+
+# as in make release VERSION=1.2.3: sets the version and heads its changes with it; CONTRIBUTING.md says what follows
+release:
+	@$(PYTHON) tools/release.py $(VERSION)
 
 # torch goes first and by its exact version: anything else that asks for it would bring gigabytes of CUDA
 # an environment that somebody else made keeps the torch that it has: runs go on to the same bits only with the same one

@@ -26,7 +26,11 @@ PIP_WHEEL = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, so that building leaves nothing behind."""
+    """The one of the folder `STRATAFL_DIST`, or one built from a copy, so that building leaves
+    nothing behind."""
+    if os.environ.get("STRATAFL_DIST"):
+        (path,) = (ROOT / os.environ["STRATAFL_DIST"]).glob("*.whl")
+        return path
     pytest.importorskip("setuptools")
     source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     shutil.copytree(ROOT / "stratafl", source / "stratafl", ignore=shutil.ignore_patterns("__pycache__"))

@@ -148,6 +148,7 @@ def compare_engines(
 
     A contender that fails, for example for want of memory, is listed in `failed`, and the others
     are still timed.
+
     """
     if model not in TASKS:
         raise unknown_name("model", model, TASKS)

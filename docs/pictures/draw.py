@@ -1,4 +1,4 @@
-"""The pictures of docs/concepts.md: python docs/pictures/draw.py
+"""The pictures of docs/concepts.md: run `python docs/pictures/draw.py`.
 
 Each is one SVG on a card of its own that follows the reader's light or dark screen. The last one is
 computed, not sketched: it shows what plain averaging and MTGC do on two quadratics in each group.

@@ -15,7 +15,6 @@ from stratafl.base.errors import InvalidInput, escape_control, join_names
 from stratafl.base.validation import check_choice
 from stratafl.cli.options import AsJson
 from stratafl.cli.tables import Column, print_table
-from stratafl.metrics.records import measured
 from stratafl.runs import format
 from stratafl.runs.reader import StoredRun, UnreadableRun, pack_runs, scan
 
@@ -93,6 +92,8 @@ def _print_table(runs: Sequence[StoredRun], folder: Path) -> None:
 
 
 def _row(run: StoredRun) -> dict[str, Any]:
+    from stratafl.metrics.records import measured
+
     last = next(filter(None, map(measured, reversed(run.rounds))), {})
     return {
         "path": str(run.path),

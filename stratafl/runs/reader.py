@@ -16,7 +16,6 @@ from typing import Any
 from stratafl.base import files
 from stratafl.base.errors import InvalidInput, first_line_of
 from stratafl.base.files import cannot_read, read_bytes, read_json
-from stratafl.metrics.records import diverged
 from stratafl.runs import format
 from stratafl.runs.format import is_locked
 
@@ -88,6 +87,8 @@ class StoredRun:
     @property
     def diverged(self) -> int | None:
         """First round whose test loss is not finite, or None."""
+        from stratafl.metrics.records import diverged  # with torch, which a list of runs does without
+
         return diverged(self.rounds)
 
     @property

@@ -187,6 +187,7 @@ def _methods(config: Config) -> tuple[Any, tuple[Any, ...]]:
 
 
 def neighbors(value: float, factors: Iterable[float], rounded: Callable[[float], Any]) -> tuple[Any, ...]:
+    """A value and its products with the factors, in order."""
     return tuple(sorted({value, *(rounded(value * factor) for factor in factors if factor != 1)}))
 
 

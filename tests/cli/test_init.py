@@ -24,6 +24,7 @@ def stratafl(*words: str, folder: Path, code: int = 0) -> subprocess.CompletedPr
     return ran
 
 
+@pytest.mark.slow
 def test_every_command_of_its_readme_works_as_it_is(tmp_path: Path) -> None:
     made = stratafl("init", "my study", folder=tmp_path).stdout
     folder = tmp_path / "my study"

@@ -364,7 +364,7 @@ def test_a_pipe_named_lock_keeps_nobody_waiting(stratafl, two_runs: Path) -> Non
     package = Path(sys.modules["stratafl"].__path__[0]).parent
     environment = {**os.environ, "PYTHONPATH": str(package)}
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=90, env=environment)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     except subprocess.TimeoutExpired:
         ended = None
     assert ended is not None, "it waits for the other end of the pipe"

@@ -106,7 +106,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bits(server: Server, tmp_path:
     code, said = server.run("run", study, "--quiet", "--runs", tmp_path / "whole", cwd=tmp_path)
     assert code == 0, said
     process = server.start("run", study, "--quiet", "--runs", tmp_path / "killed", cwd=tmp_path)
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     while not list((tmp_path / "killed").glob("*/checkpoints/00000[2-9]")):
         assert time.monotonic() < until, process.said()
         time.sleep(0.001)

@@ -54,8 +54,8 @@ def test_the_walks_name_files_and_what_is_in_them() -> None:
 def test_the_table_has_every_room_in_the_order_of_the_layers() -> None:
     rows = re.findall(r"^\| (`.*?) \| (.*) \|$", ARCHITECTURE, flags=re.MULTILINE)
     rooms = [re.findall(r"`([\w.]+)`", first) for first, _ in rows]
-    layers = [name.partition(".")[0] if name.startswith("deploy.") else name for name in LAYERS]
-    assert [room for together in rooms for room in together] == list(dict.fromkeys(layers))
+    layers = [name.strip("()") for name in reversed(LAYERS)]
+    assert [room for together in rooms for room in together] == [name for name in layers if (PACKAGE / name).exists()]
     for together, (_, told) in zip(rooms, rows, strict=True):
         inside = {path.stem for room in together for path in (PACKAGE / room.replace(".", "/")).rglob("*")}
         assert {name for name in re.findall(r"`([a-z_]+)`", told) if name not in inside} == set(), together
@@ -63,7 +63,7 @@ def test_the_table_has_every_room_in_the_order_of_the_layers() -> None:
 
 def references() -> Iterator[tuple[str, str]]:
     """Dotted names in backquotes that begin with a room, each with the file they stand in."""
-    rooms = {name.partition(".")[0] for name in LAYERS}
+    rooms = {name.strip("()") for name in LAYERS}
     for path in FILES:
         for name in re.findall(r"`(?:stratafl\.)?([a-z_]+(?:\.\w+)+)`", path.read_text()):
             if name.partition(".")[0] in rooms:

@@ -24,7 +24,8 @@ from stratafl.simulation.simulation import Simulation
 from tests.engine.plain import difference, engine, plain, problem
 from tests.engine.zoo import ZOO
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+if not torch.cuda.is_available():
+    pytest.skip("no GPU", allow_module_level=True)
 
 DEVICE = "cuda"
 SHAPES = {1: 4, 2: [2, 3], 3: [[2, 1], [1, 2]]}

@@ -17,6 +17,7 @@ from tests.engine.plain import Trained, difference, engine, plain, problem
 from tests.engine.zoo import ZOO
 from tests.engine.zoo.entry import Entry
 from tests.engine.zoo.families import ZOO as FAMILIES
+from tests.engine.zoo.library import ZOO as LIBRARY
 
 CLOSE = 1e-10
 ENGINES: tuple[EngineName, ...] = ("loop", "vmap", "stacked")
@@ -54,6 +55,9 @@ OTHERWISE = {
 }  # fmt: skip
 """How those begin to say how they run that are not wholly stacked."""
 
+TAKING_LONG = LIBRARY.entries.keys() - {"BERT", "GPT-2", "ViT"}
+"""Published models of a library, whose layers other entries have one by one."""
+
 # torch's own word on a kernel of even length
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 
@@ -85,14 +89,15 @@ def expected(name: str) -> list[Trained]:
     return plain(problem(ZOO[name]))
 
 
-@pytest.mark.parametrize("name", ZOO)
-@pytest.mark.parametrize("engine_name", ENGINES)
-def test_every_engine_trains_what_plain_pytorch_trains(engine_name: EngineName, name: str) -> None:
-    ran = engine(engine_name, problem(ZOO[name]))
-    assert not apart(expected(name), ran.clients), ran.how
-    if engine_name == "stacked":
-        how = OTHERWISE.get(name, "stacked")
-        assert ran.how.startswith(how) and (ran.how == how or not how.startswith("stacked")), ran.how
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in TAKING_LONG)) for name in ZOO])
+def test_every_engine_trains_what_plain_pytorch_trains(name: str) -> None:
+    task = problem(ZOO[name])
+    for engine_name in ENGINES:
+        ran = engine(engine_name, task)
+        assert not apart(expected(name), ran.clients), ran.how
+    # the last one is stacked
+    how = OTHERWISE.get(name, "stacked")
+    assert ran.how.startswith(how) and (ran.how == how or not how.startswith("stacked")), ran.how
 
 
 @pytest.mark.slow
@@ -110,9 +115,13 @@ def test_whatever_values_the_module_itself_has(name: str) -> None:
     assert not apart(expected(name), ran.clients), ran.how
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(entries(), st.booleans())
-def test_modules_put_together_at_random(found: tuple[Plan, Entry], zeros: bool) -> None:
+@pytest.mark.parametrize("examples", [10, pytest.param(40, marks=pytest.mark.slow)])
+def test_modules_put_together_at_random(examples: int) -> None:
+    options = settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    options(given(entries(), st.booleans())(check_agreement))()
+
+
+def check_agreement(found: tuple[Plan, Entry], zeros: bool) -> None:
     _, entry = found
     try:
         wanted = plain(problem(entry))

@@ -100,6 +100,7 @@ def accuracies(folder: Path, case: Case) -> tuple[float, ...]:
     return curve.accuracy
 
 
+@pytest.mark.slow
 def test_what_time_cut_short_goes_on_to_the_same_end(tmp_path: Path, monkeypatch) -> None:
     cases = quick("fig7a", "hfedavg", "mtgc", rounds=15)
     configs = training.required_runs(cases, 1)
@@ -121,6 +122,7 @@ def test_what_time_cut_short_goes_on_to_the_same_end(tmp_path: Path, monkeypatch
     assert accuracies(tmp_path / "parts", cases[0]) == accuracies(tmp_path / "whole", cases[0])
 
 
+@pytest.mark.slow
 def test_another_precision_is_trained_beside_what_is_there(tmp_path: Path) -> None:
     (case,) = quick("fig7a", "mtgc", rounds=2)
     (halves,) = quick("fig7a", "mtgc", rounds=2, precision="bf16")
@@ -177,6 +179,7 @@ def test_runs_are_carried_home_in_one_small_file(tmp_path: Path, monkeypatch, ca
     assert command(monkeypatch, "runs", there, "--pack", tmp_path / "runs.zip") == 2
 
 
+@pytest.mark.slow
 def test_however_little_time_there_is_the_same_command_comes_to_an_end(tmp_path: Path, monkeypatch) -> None:
     asked = ["reproduce", "fig7a", "--scale", "quick", "--rounds", 2, "--methods", "mtgc", "--max-seconds", 1e-6]
     asked += ["--runs", tmp_path / "runs", "--out", tmp_path / "out", "--quiet"]
@@ -261,6 +264,7 @@ def test_targets_are_the_paper_s() -> None:
 # -- from start to end -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_cinic10_from_its_folder_to_its_figure(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("STRATAFL_DATA", str(tmp_path / "data"))
     monkeypatch.setitem(settings.GROUPS, "paper", (2, 2))

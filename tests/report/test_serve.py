@@ -42,7 +42,7 @@ def _gathered(folder: Path) -> tuple[list, None, list[str]]:
 
 
 def ask(server: ReportServer, path: str, method: str = "GET", host: str | None = None) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection(HOST, server.server_address[1], timeout=20)
+    connection = http.client.HTTPConnection(HOST, server.server_address[1], timeout=120)
     try:
         connection.putrequest(method, path, skip_host=True)
         connection.putheader("Host", host or f"{HOST}:{server.server_address[1]}")
@@ -88,7 +88,7 @@ def test_many_idle_connections_do_not_stop_it(runs: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(ReportHandler, "timeout", 1)
     with serving(runs) as server, contextlib.ExitStack() as idle:
         for _ in range(3 * MAX_REQUESTS):
-            idle.enter_context(socket.create_connection(server.server_address, timeout=5))
+            idle.enter_context(socket.create_connection(server.server_address, timeout=60))
         for _ in range(100):
             with contextlib.suppress(OSError, http.client.HTTPException):
                 assert ask(server, "/data.json")[0] == 200
@@ -139,12 +139,12 @@ def test_ctrl_c_ends_it_quietly(runs: Path) -> None:
         output = process.stdout.readline()
         assert output.startswith("serving on http://127.0.0.1:")
         port = int(output.split(":")[2].partition("/")[0])
-        connection = http.client.HTTPConnection(HOST, port, timeout=20)
+        connection = http.client.HTTPConnection(HOST, port, timeout=120)
         connection.request("GET", "/data.json")
         assert connection.getresponse().status == 200
         connection.close()
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=300)
     finally:
         process.kill()
         process.communicate()

@@ -68,7 +68,7 @@ class Server:
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(30)
+        self._process.wait(300)
         assert self._process.stdout is not None
         self._process.stdout.close()
 
@@ -110,7 +110,7 @@ def records(run: Path | None) -> int:
 
 def wait(condition: Callable[[], bool], every: float = 0.0002) -> None:
     """Until something holds, looked at so often that a moment is seldom missed."""
-    give_up = time.monotonic() + 120
+    give_up = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < give_up
         time.sleep(every)

@@ -193,7 +193,7 @@ def records_of(path: Path) -> list[Any]:
 
 def whole(path: Path) -> list[Any]:
     """The same once all of it is there: another process writes it, also after a run is finished."""
-    give_up = time.monotonic() + 60
+    give_up = time.monotonic() + 300
     while not (result := records_of(path)) or not result[-1].HasField("exit"):
         assert time.monotonic() < give_up
         time.sleep(0.05)

@@ -68,6 +68,7 @@ def work(task: dict[str, Any], answers: Answers) -> None:
 
 
 def main() -> None:
+    """Do the runs that the sweep names on the standard input."""
     # Ctrl-C reaches every process of a terminal; the sweep's own decides, and asks with SIGTERM
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # what a user's own code prints must not be taken for an answer

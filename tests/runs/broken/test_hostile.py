@@ -67,6 +67,11 @@ def some(items: list, count: int, start: int = 0) -> list:
     return [items[(start + i * max(len(items) // count, 1)) % len(items)] for i in range(count)]
 
 
+def thinned(cases: list[tuple]) -> list[Any]:
+    """All of them, two of three with the slow tests."""
+    return [pytest.param(*case, marks=[pytest.mark.slow] * (number % 3 > 0)) for number, case in enumerate(cases)]
+
+
 # -- configs ---------------------------------------------------------------------------------------
 
 FIELDS = [where for where in paths(Config.of(CONFIG).as_dict()) if where[0] != "data" or len(where) < 3]
@@ -118,7 +123,7 @@ def json_cases(name: str) -> list[tuple[str, tuple, Any]]:
 
 @pytest.mark.parametrize(
     ("name", "where", "new"),
-    [case for name in ("run.json", "status.json", "tree.json") for case in json_cases(name)],
+    thinned([case for name in ("run.json", "status.json", "tree.json") for case in json_cases(name)]),
     ids=lambda part: repr(part)[:40],
 )
 def test_a_run_directory_with_a_wrong_value(name: str, where: tuple, new: Any, place, monkeypatch, capsys) -> None:
@@ -208,7 +213,7 @@ def sign(checkpoint: Path) -> None:
     (checkpoint / "SHA256SUMS").write_text("".join(sums))
 
 
-@pytest.mark.parametrize("number", range(120))
+@pytest.mark.parametrize("number", thinned([(number,) for number in range(120)]))
 def test_a_checkpoint_forged_with_good_checksums(number: int, place) -> None:
     run, other = place
     before = outside(other)

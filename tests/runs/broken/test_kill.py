@@ -55,6 +55,7 @@ def undisturbed(server: Server, config: Path) -> dict:
     return contents(run)
 
 
+@pytest.mark.slow
 def test_killed_twenty_times(server: Server, config: Path, undisturbed: dict, tmp_path: Path) -> None:
     chance = random.Random(20)
     moments = ["first round"] * 3 + ["checkpoint", "anytime", "training"] * 6

@@ -44,6 +44,7 @@ tier = [{{ up_mbit_s = 2, jitter_s = {{ name = "pareto", least = 0.01, alpha = 1
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POLICIES)
 def test_killed_again_and_again(server: Server, name: str, tmp_path: Path) -> None:
     config, chance = tmp_path / "study.toml", random.Random(name)

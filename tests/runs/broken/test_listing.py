@@ -130,7 +130,7 @@ FIELDS = [
 @pytest.mark.parametrize("place", FIELDS, ids=lambda place: f"{place[0]} {place[2]}")
 def test_what_is_read_most_damaged_in_every_way(place: tuple, stored: Path, runs: Path, monkeypatch, capsys) -> None:
     hurt = named(runs, "hurt")
-    for new in [*ODD, DEEP][FIELDS.index(place) % 2 :: 2]:
+    for new in [*ODD, DEEP][FIELDS.index(place) % 4 :: 4]:
         shutil.copytree(named(stored, "hurt"), hurt, dirs_exist_ok=True)
         damage(hurt, *place, new)
         check_listed(runs, monkeypatch, capsys)
