@@ -24,7 +24,7 @@ OUTSIDE = ("benchmarks", "papers")
 """What a checkout has beside the package."""
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LAYERS: list[str] = PROJECT["tool"]["importlinter"]["contracts"][0]["layers"]
-"""The packages as import-linter has them, highest first; one in parentheses may be absent."""
+"""The packages as import-linter has them, highest first."""
 NAMED_TWICE = {
     *("Candidate", "Case", "Column", "Columns", "Draw", "Limits", "Network"),
     *("Rates", "Recorder", "Row", "Shown", "Table", "Task"),

@@ -138,11 +138,14 @@ def compare_engines(
 
     Args:
         model: A name in `TASKS`.
-        clients, batch, steps: Size of a round; the defaults suit the device.
+        clients: Number of clients; the defaults of these three suit the device.
+        batch: Samples per step.
+        steps: Steps of each client in a round.
         engines: "plain loop", "graphed loop", "vmap", "graphed vmap", "compiled vmap", "jax",
             "loop", "stacked" or "auto", each optionally with ":" and a precision. The default is
             `default_contenders`, which leaves out "compiled vmap" on a CPU, where compiling takes
             longer than everything else together.
+        device: Where all of them compute.
         rounds: Repetitions of the measurement.
         watch: Called with the table before the first measurement and after each.
 
