@@ -173,7 +173,8 @@ def chosen(job: Job) -> dict[str, Any]:
     """What the default is, and by which properties."""
     supply = InMemorySamples(job.inputs, job.targets)
     training = ClientTraining(
-        FlatModule(job.module), F.cross_entropy, supply, job.partition, leaf(LR), job.batch, "epochs", SEED
+        flat=FlatModule(job.module), loss=F.cross_entropy, samples=supply, partition=job.partition,
+        client_update=leaf(LR), batch_size=job.batch, sampling="epochs", seed=SEED,
     )  # fmt: skip
     seen = count_operations(training, job.partition[0][: job.batch])
     assert seen is not None

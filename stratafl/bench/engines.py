@@ -35,6 +35,7 @@ from stratafl.data.transforms import flip_and_crop
 from stratafl.engine.factory import EngineName, drift_kernel, make_engine
 from stratafl.engine.precision import HALF_DTYPES, PRECISIONS, Precision, float32_matmul_precision
 from stratafl.federation.federation import Federation
+from stratafl.federation.sync import edge_levels
 from stratafl.models.registry import build, count_parameters
 from stratafl.rules.registry import rules_for
 
@@ -279,32 +280,35 @@ def _engine(name: EngineName, job: Job, precision: Precision) -> Contender:
     groups = next(n for n in range(math.isqrt(clients), 0, -1) if clients % n == 0)
     chain = leaf(LR, clip_norm=CLIP)
     training = ClientTraining(
-        flat,
-        F.cross_entropy,
-        InMemorySamples(job.inputs, job.targets),
-        job.partition,
-        chain,
-        job.batch,
-        "epochs",
-        SEED,
-        job.augment,
+        flat=flat,
+        loss=F.cross_entropy,
+        samples=InMemorySamples(job.inputs, job.targets),
+        partition=job.partition,
+        client_update=chain,
+        batch_size=job.batch,
+        sampling="epochs",
+        seed=SEED,
+        augment=job.augment,
     )
     engine = make_engine(name, training, precision=precision)
-    x_P, b_B = (row.to(device) for row in flat.row(job.module))
+    x_P, b_B = (row.to(device) for row in flat.flatten_module(job.module))
     tree = Tree.of(f"{groups}x{clients // groups}")
-    federation = Federation(tree, rules_for("mtgc", 2), x_P, b_B, [None, None], SEED, drift_kernel=drift_kernel(x_P))
+    edges = edge_levels(rules_for("mtgc", 2), seed=SEED)
+    federation = Federation(tree, edges, x_P, b_B, drift_kernel=drift_kernel(x_P))
     done = 0
 
     def train() -> None:
         nonlocal done
-        federation.begin()
-        federation.trained(engine.train(federation.work(done, job.steps, 0)), chain.rate(0, job.steps))
+        federation.begin_round()
+        federation.apply_training(
+            engine.train(federation.train_request(done, job.steps, 0)), chain.lr_sum(0, job.steps)
+        )
         done += job.steps
 
     def meet() -> None:
-        federation.meet(2)
+        federation.synchronize(2)
 
-    return Contender(engine.how, {"train": train, "meet": meet})
+    return Contender(engine.description, {"train": train, "meet": meet})
 
 
 def _timed(made: Contender, device: torch.device, rounds: int) -> tuple[float, int | None]:

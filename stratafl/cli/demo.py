@@ -73,7 +73,7 @@ def _run(title: str, settings: Config, quiet: bool) -> Result:
     simulation = experiment(settings)
     try:
         with ProgressBar(title, simulation.rounds, quiet) as display:
-            simulation.met = display.met
+            simulation.met = display.on_sync
             for result in simulation:
                 display.show(result)
     except KeyboardInterrupt:

@@ -63,6 +63,10 @@ class Channels(NamedTuple):
     down: Channel = identity()
 
 
+EXACT = Channels()
+"""Channels that send everything as it is."""
+
+
 def row_bytes(payload: Rows) -> int:
     """The bytes that each sender's row takes."""
     return sum(matrix.shape[1] * matrix.element_size() for matrix in payload.values())

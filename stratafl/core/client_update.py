@@ -87,7 +87,7 @@ class StandardChain(NamedTuple):
     decay: float
 
     @staticmethod
-    def of(stages: Sequence[Stage]) -> StandardChain | None:
+    def from_stages(stages: Sequence[Stage]) -> StandardChain | None:
         """None where the chain is another."""
         rest = list(stages)
         if not rest or rest.pop(0) is not corrections:
@@ -116,29 +116,29 @@ class Leaf:
     a schedule then counts passes."""
 
     @property
-    def clips(self) -> bool:
+    def has_clip(self) -> bool:
         """Whether anything in it may shorten a direction."""
         return any(map(reports_clipping, self.stages))
 
     @property
-    def keeps(self) -> bool:
+    def keeps_optimizer_state(self) -> bool:
         """Whether the optimiser's state outlives a meeting."""
         return self.optimiser_state == "keep"
 
     @property
-    def bends(self) -> bool:
+    def is_nonlinear(self) -> bool:
         """Whether how far a model moves does not tell what its directions were: all but SGD that
         starts anew scale or delay them by what they do not say, and with passes clients make as
         many steps as they have data for. A rule that wants to know then needs the path (see
         `core.client_update`)."""
         sgd = self.optimiser if type(self.optimiser) is SGD else None
-        return sgd is None or (self.keeps and sgd.momentum > 0) or self.epochs is not None
+        return sgd is None or (self.keeps_optimizer_state and sgd.momentum > 0) or self.epochs is not None
 
-    def rate(self, round: int, steps: int) -> float:
+    def lr_sum(self, round: int, steps: int) -> float:
         """The sum of the learning rates used in these steps, each with the weight momentum gives
         it: how far the model moves if every gradient is one. Where the chain bends, the sum alone;
         a pass counts as one step then."""
-        reach = steps if self.bends or type(self.optimiser) is not SGD else self.optimiser.reach(steps)
+        reach = steps if self.is_nonlinear or type(self.optimiser) is not SGD else self.optimiser.reach(steps)
         return float(self.lr(round)) * reach
 
 
@@ -180,7 +180,7 @@ def leaf(
 
 def needs_sgd_path(leaf: Leaf, rules: Sequence[Rule]) -> bool:
     """Whether nodes of such a tree carry paths beside their models."""
-    return leaf.bends and any(rule.measures for rule in rules)
+    return leaf.is_nonlinear and any(rule.measures for rule in rules)
 
 
 def append_sgd_path(b_NB: Tensor, path_NP: Tensor) -> Tensor:

@@ -47,11 +47,11 @@ Rows = dict[str, Tensor]
 Kind = TypeVar("Kind", bound=type)
 
 
-class Shared(Protocol):
+class LazyRows(Protocol):
     """Rows that siblings share: a parent's model is one row, and most rules never need a copy for
     each child."""
 
-    def all(self) -> Tensor:
+    def dense(self) -> Tensor:
         """Each child's own copy."""
         ...
 
@@ -60,15 +60,15 @@ class Shared(Protocol):
         ...
 
 
-class Path(NamedTuple):
+class SgdPath(NamedTuple):
     """Where plain SGD would have come along the same directions, where that is not where models are
     (see `core.client_update`)."""
 
-    start: Tensor | Shared
+    start: Tensor | LazyRows
     """Where the path was when the child got its model."""
     end: Tensor
     """Where the child's own path ended, as its parent knows it."""
-    merged: Tensor | Shared | None = None
+    merged: Tensor | LazyRows | None = None
     """Where the parent's path ended, in `down` only, as `Edge.merged` is there."""
 
 
@@ -82,30 +82,30 @@ class Edge:
 
     def __init__(
         self,
-        model: Tensor | Shared,
+        model: Tensor | LazyRows,
         correction: Tensor | None,
         rate: Tensor,
-        merged: Tensor | Shared | None = None,
-        path: Path | None = None,
+        merged: Tensor | LazyRows | None = None,
+        path: SgdPath | None = None,
     ):
         self._model, self.correction, self.rate, self._merged, self._path = model, correction, rate, merged, path
 
     @property
     def model(self) -> Tensor:
         if not isinstance(self._model, Tensor):
-            self._model = self._model.all()
+            self._model = self._model.dense()
         return self._model
 
     @property
     def merged(self) -> Tensor:
         assert self._merged is not None, "the parent has not answered yet"
-        return self._merged if isinstance(self._merged, Tensor) else self._merged.all()
+        return self._merged if isinstance(self._merged, Tensor) else self._merged.dense()
 
     def gradient(self, x: Tensor) -> Tensor:
         """The mean direction of the steps below since the last meeting, corrections included:
         (model - x) / rate, or the same of the path; zero where the learning rates add up to 0."""
         start, end = (self.model, x) if self._path is None else (self._path.start, self._path.end)
-        return ((start if isinstance(start, Tensor) else start.all()) - end) / self._divisor
+        return ((start if isinstance(start, Tensor) else start.dense()) - end) / self._divisor
 
     def drift(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
         """By how much the child's mean direction fell short of its parent's, added to `plus`:

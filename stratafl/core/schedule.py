@@ -18,10 +18,10 @@ MOST_STEPS = 1_000_000
 
 
 class SyncEvent(NamedTuple):
-    """Train this many steps, then synchronise the edge levels from the leaves' up to `top`."""
+    """Steps to train, and the topmost edge level to synchronise then with all below it."""
 
     steps: int
-    top: int
+    top_level: int
 
 
 @dataclass(frozen=True)

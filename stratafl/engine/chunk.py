@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stratafl.core.client_training import Anchor, LocalRule, TrainRequest, move_decay_behind_clip
+from stratafl.core.client_training import LocalRule, ProximalOffset, TrainRequest, move_decay_behind_clip
 from stratafl.core.client_update import Leaf, Stage, StandardChain, apply_transforms
 from stratafl.core.optimizer import OPTIMIZERS, Optimiser
 from stratafl.core.rows import IndexedRows
@@ -67,43 +67,43 @@ class ChunkState(NamedTuple):
         def new(given: IndexedRows) -> Tensor:
             return empty_rows(clients, given.rows_MP.shape[1], given.rows_MP)
 
-        pulls, stages = move_decay_behind_clip(work.pulls, leaf.stages)
+        pulls, stages = move_decay_behind_clip(work.local_rules, leaf.stages)
         anchors = _anchors(pulls)
         strength = sum((pull.local.strength for pull in pulls if anchors and isinstance(pull.local, Proximal)), 0.0)
         return ChunkState(
-            new(work.x),
-            new(work.b),
+            new(work.model),
+            new(work.buffers),
             leaf.optimiser,
             _state(leaf.optimiser, work, clients),
-            new(work.x) if work.has_path else None,
-            new(work.x) if work.corrections or anchors else None,
+            new(work.model) if work.wants_sgd_path else None,
+            new(work.model) if work.corrections or anchors else None,
             () if anchors else tuple(BoundLocalTerm(pull.local, pull.edge(new)) for pull in pulls),
             stages,
             strength,
-            new(work.x) if strength else None,
+            new(work.model) if strength else None,
         )
 
     def load(self, work: TrainRequest, leaves: Sequence[int], layout: ParameterLayout) -> None:
         """Take over what these leaves start from; rows of parameters lie as this says from then
         on."""
-        layout.into(self.x_CP, work.x, leaves)
-        work.b.into(self.b_CZ, leaves)
-        for name, kept in work.optimiser.items():
+        layout.into(self.x_CP, work.model, leaves)
+        work.buffers.copy_into(self.b_CZ, leaves)
+        for name, kept in work.client_rows.items():
             layout.into(self.state[name], kept, leaves)
-        if not work.optimiser:
+        if not work.client_rows:
             for name, begun in self.optimiser.init(self.x_CP).items():
                 self.state[name].copy_(begun)
         if self.path_CP is not None:
             self.path_CP.zero_()
         if self.correction_CP is not None:
             terms = [(1.0, correction) for correction in work.corrections]
-            (factor, first), *others = terms + [(-strength, model) for strength, model in _anchors(work.pulls)]
+            (factor, first), *others = terms + [(-strength, model) for strength, model in _anchors(work.local_rules)]
             layout.into(self.correction_CP, first, leaves)
             if factor != 1:
                 self.correction_CP.mul_(factor)
             for factor, other in others:
                 self.correction_CP.add_(layout.some(other, leaves), alpha=factor)
-        for mine, pull in zip(self.pulls, work.pulls, strict=False):  # none of mine where all are proximal
+        for mine, pull in zip(self.pulls, work.local_rules, strict=False):  # none of mine where all are proximal
             given = pull.edge(lambda rows: layout.some(rows, leaves))
             for part, theirs in zip(mine.edge.tensors(), given.tensors(), strict=True):
                 part.copy_(theirs)
@@ -144,21 +144,25 @@ class ChunkState(NamedTuple):
 
 def _state(optimiser: Optimiser, work: TrainRequest, clients: int) -> States:
     """Room for so many clients' states."""
-    like = optimiser.init(work.x.rows_MP[:1])
+    like = optimiser.init(work.model.rows_MP[:1])
     return {name: empty_rows(clients, rows.shape[1], rows) for name, rows in like.items()}
 
 
 def _anchors(pulls: Sequence[LocalRule]) -> list[tuple[float, IndexedRows]]:
     """Strengths and models of the pulls, where all of them are proximal and may be added up in any
     order."""
-    found = [(pull.local.strength, pull.model) for pull in pulls if isinstance(pull.local, Proximal | Anchor)]
+    found = [(pull.local.strength, pull.model) for pull in pulls if isinstance(pull.local, Proximal | ProximalOffset)]
     return found if len(found) == len(pulls) else []
 
 
 def fused_step_config(rows: ChunkState) -> StandardChain | None:
     """The usual chain, which has kernels that do all of it; None where it is another, rules have
     directions of their own, or the optimiser is a user's."""
-    return None if rows.pulls or type(rows.optimiser) not in OPTIMIZERS.values() else StandardChain.of(rows.stages)
+    return (
+        None
+        if rows.pulls or type(rows.optimiser) not in OPTIMIZERS.values()
+        else StandardChain.from_stages(rows.stages)
+    )
 
 
 class GradientRequest(NamedTuple):

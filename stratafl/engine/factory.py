@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -43,10 +44,10 @@ def default_engine_name(whole: ClientTraining, clients: float, precision: Precis
     if clients < MIN_CLIENTS or precision in HALF_DTYPES:
         return "loop"
     # a stage of one's own may look at all rows it is given, and the loop gives it one
-    if StandardChain.of(whole.leaf.stages) is None:
+    if StandardChain.from_stages(whole.client_update.stages) is None:
         return "loop"
     longest = max(whole.partition, key=len)
-    places = len(longest) if whole.batch is None else min(whole.batch, len(longest))
+    places = len(longest) if whole.batch_size is None else min(whole.batch_size, len(longest))
     if sum(min(len(part), places) for part in whole.partition) < MIN_BATCH_FILL * places * len(whole.partition):
         return "loop"
     seen = count_operations(whole, longest[:places])
@@ -56,9 +57,9 @@ def default_engine_name(whole: ClientTraining, clients: float, precision: Precis
 def mean_distinct_batch_lengths(whole: ClientTraining) -> float:
     """How many lengths the clients' batches have in a step, on average over the longest pass."""
     size_N = np.array([len(part) for part in whole.partition])
-    steps = min(MAX_STEPS_COUNTED, steps_per_epoch(int(size_N.max()), whole.batch))
+    steps = min(MAX_STEPS_COUNTED, steps_per_epoch(int(size_N.max()), whole.batch_size))
     step_NH = np.broadcast_to(np.arange(steps), (len(size_N), steps))
-    length_NH = batch_lengths(size_N, step_NH, whole.batch, whole.sampling)
+    length_NH = batch_lengths(size_N, step_NH, whole.batch_size, whole.sampling)
     return float(np.mean([len(np.unique(length_N)) for length_N in length_NH.T]))
 
 
@@ -108,8 +109,8 @@ def make_engine(
         training, chunk=chunk, precision=precision, ways=("vmap",) if name == "vmap" else ("stacked", "vmap")
     )
     if stacked.name == "loop":
-        return _loop(training, precision, stacked.how)
-    if name in ("stacked", "vmap") or training.supply.device.type != "cpu":
+        return _loop(training, precision, stacked.description)
+    if name in ("stacked", "vmap") or training.samples.device.type != "cpu":
         return stacked
     engines: dict[EngineName, LoopEngine | StackedEngine] = {"loop": _loop(training, precision)}
     key = _timing_key(training, precision)
@@ -135,19 +136,21 @@ def make_default_engine(
     if default_engine_name(whole, clients, precision) == "loop":
         return _loop(training, precision)
     stacked = StackedEngine(whole, precision=precision, ways=("stacked",))
-    if stacked.how != "stacked" or (stacked.by_length and clients < MIN_CLIENTS * mean_distinct_batch_lengths(whole)):
+    if stacked.description != "stacked" or (
+        stacked.by_length and clients < MIN_CLIENTS * mean_distinct_batch_lengths(whole)
+    ):
         return _loop(training, precision)
     return stacked if whole is training else StackedEngine(training, precision=precision, ways=("stacked",))
 
 
-def _loop(training: ClientTraining, precision: Precision, how: str = "loop") -> LoopEngine:
+def _loop(training: ClientTraining, precision: Precision, description: str = "loop") -> LoopEngine:
     """The loop; where it is to compute in 16 bits, one client's gradient is tried in them."""
-    engine = LoopEngine(training, how=how, precision=precision)
+    engine = LoopEngine(training, description=description, precision=precision)
     if engine.precision not in HALF_DTYPES:
         return engine
 
     def finite(engine: LoopEngine) -> bool:
-        with preserve_rng(training.supply.device):
+        with preserve_rng(training.samples.device):
             return bool(engine.gradients(_probe_work(training, 1)).isfinite().all())
 
     with convert_errors("precision", precision, "the model or loss cannot be computed in it here"):
@@ -163,7 +166,7 @@ def fallback_notes(engine: Engine, name: EngineName | None, precision: Precision
     nothing."""
     found = []
     if name not in (None, "auto") and engine.name != name:
-        how = engine.how.replace(":", " trains the clients:", 1)
+        how = engine.description.replace(":", " trains the clients:", 1)
         other = f"the result is the same, only slower; see docs/engine.md for what {name} can train"
         help = next((text for part, text in FALLBACK_HINTS.items() if part in how), other)
         found.append(f"engine {name!r} was asked for, and {how}; {help} (engine = {engine.name!r} does not say this)")
@@ -173,9 +176,9 @@ def fallback_notes(engine: Engine, name: EngineName | None, precision: Precision
 
 
 def _timing_key(training: ClientTraining, precision: Precision) -> object:
-    flat, batch = training.flat, training.batch
+    flat, batch = training.flat, training.batch_size
     largest = max(len(part) for part in training.partition)
-    shape = str(shape_of(training.supply.first(1))), largest if batch is None else min(batch, largest)
+    shape = str(shape_of(training.samples.first(1))), largest if batch is None else min(batch, largest)
     clients = len(training.partition)
     return (
         str(flat.module), flat.dtype, flat.parameters, *shape, clients, training.augment, precision,
@@ -186,7 +189,7 @@ def _timing_key(training: ClientTraining, precision: Precision) -> object:
 def _time_engine(engine: Engine, training: ClientTraining, clients: int) -> float:
     """The best time of a few steps of a few clients, from the module's own values."""
     work = _probe_work(training, clients)
-    engine.train(work._replace(steps=1))
+    engine.train(replace(work, steps=1))
     best = float("inf")
     for _ in range(TRIES):
         began = time.perf_counter()
@@ -197,9 +200,8 @@ def _time_engine(engine: Engine, training: ClientTraining, clients: int) -> floa
 
 def _probe_work(training: ClientTraining, clients: int) -> TrainRequest:
     """A few steps of the first clients, from the module's own values."""
-    x_P, b_B = (row.to(training.supply.device) for row in training.flat.row(training.flat.module))
+    x_P, b_B = (row.to(training.samples.device) for row in training.flat.flatten_module(training.flat.module))
     shared = np.zeros(clients, dtype=np.int64)
     x, b = IndexedRows(x_P[None], shared), IndexedRows(b_B[None], shared)
-    return TrainRequest(
-        x, b, (IndexedRows(torch.zeros_like(x_P)[None], shared),), (), list(range(clients)), 0, STEPS, 0
-    )
+    correction = IndexedRows(torch.zeros_like(x_P)[None], shared)
+    return TrainRequest(model=x, buffers=b, corrections=(correction,), clients=list(range(clients)), steps=STEPS)

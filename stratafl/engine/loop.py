@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -42,72 +43,75 @@ class LoopEngine:
     name = "loop"
     chunk: int | None = None
 
-    def __init__(self, training: ClientTraining, *, how: str = "loop", precision: Precision = "fp32"):
-        """how: "loop", or "loop: why" where another engine was asked for; precision: what products
-        are computed in."""
-        self.training, self.leaf, self.how = training, training.leaf, how
-        self._casting = MixedPrecision(precision, training.supply.device, training.flat.dtype)
+    def __init__(self, training: ClientTraining, *, description: str = "loop", precision: Precision = "fp32"):
+        """description: "loop", or "loop: why" where another engine was asked for; precision: what
+        products are computed in."""
+        self.training, self.leaf, self.description = training, training.client_update, description
+        self._casting = MixedPrecision(precision, training.samples.device, training.flat.dtype)
         self.precision = self._casting.compute
         self._loss = self._casting.scaled(training.loss)
-        self._clipped = torch.zeros((), dtype=torch.int64, device=training.supply.device)
+        self._clipped = torch.zeros((), dtype=torch.int64, device=training.samples.device)
         self._counters, self._draws = counter_increments(training), is_random(training)
         # what a module draws from; torch.manual_seed would set all devices' and is a hundred times
         # slower
-        self._generator = device_generator(training.supply.device)
+        self._generator = device_generator(training.samples.device)
 
     @property
     def clipped(self) -> int:
         return int(self._clipped)
 
     def train(self, work: TrainRequest) -> TrainResult:
-        pulls, stages = move_decay_behind_clip(work.pulls, self.leaf.stages)
+        pulls, stages = move_decay_behind_clip(work.local_rules, self.leaf.stages)
         self.training.flat.train()
         with self._quiet():
-            done = [self._train(work._replace(pulls=pulls), client, stages) for client in work.active]
-        none_0P, none_0B = work.x.rows_MP[:0], work.b.rows_MP[:0]
-        kept = {name: rows.rows_MP[:0] for name, rows in work.optimiser.items()}
-        return TrainResult.joined([TrainResult(none_0P, none_0B, _empty_path(work, none_0P), kept), *done])
+            done = [self._train(replace(work, local_rules=pulls), client, stages) for client in work.clients]
+        none_0P, none_0B = work.model.rows_MP[:0], work.buffers.rows_MP[:0]
+        kept = {name: rows.rows_MP[:0] for name, rows in work.client_rows.items()}
+        none = TrainResult(model_AP=none_0P, buffers_AB=none_0B, path_AP=_empty_path(work, none_0P), client_rows=kept)
+        return TrainResult.concatenate([none, *done])
 
     def _train(self, work: TrainRequest, client: int, stages: Sequence[Stage]) -> TrainResult:
         """One client's steps."""
         lr, optimiser = float(self.leaf.lr(work.round)), self.leaf.optimiser
-        x_1P, b_1B = work.x.one(client).clone(), work.b.one(client).clone()
-        first, steps, each = (self.training.steps(self.leaf, client, count) for count in (work.step, work.steps, 1))
+        x_1P, b_1B = work.model.row(client).clone(), work.buffers.row(client).clone()
+        first, steps, each = (
+            self.training.steps(self.leaf, client, count) for count in (work.first_step, work.steps, 1)
+        )
         integers, correct = self._integers(first), _correction_fn(work, client)
-        state = {name: rows.one(client) for name, rows in work.optimiser.items()} or optimiser.init(x_1P)
+        state = {name: rows.row(client) for name, rows in work.client_rows.items()} or optimiser.init(x_1P)
         path_1P = _empty_path(work, x_1P)
         for step, batch in enumerate(self._batches(client, first, steps), first):
             direction_1P = self._gradient(client, step, x_1P, b_1B, integers, batch)
             direction_1P = apply_transforms(stages, direction_1P, x_1P, correct, self._clipped)
             state, change_1P = optimiser.step(state, direction_1P, x_1P, lr)
             x_1P -= change_1P
-            if work.has_path:
+            if work.wants_sgd_path:
                 path_1P -= lr / each * direction_1P
-        return TrainResult(x_1P, b_1B, path_1P, state)
+        return TrainResult(model_AP=x_1P, buffers_AB=b_1B, path_AP=path_1P, client_rows=state)
 
     def gradients(self, work: TrainRequest) -> Tensor:
         gradients = []
         self.training.flat.train()
         with self._quiet():
-            for client in work.active:
-                first = self.training.steps(self.leaf, client, work.step)
+            for client in work.clients:
+                first = self.training.steps(self.leaf, client, work.first_step)
                 (batch,) = self._batches(client, first, 1)
                 # a look ahead must leave everything as it is
-                x_1P, b_1B = work.x.one(client).clone(), work.b.one(client).clone()
+                x_1P, b_1B = work.model.row(client).clone(), work.buffers.row(client).clone()
                 integers = self._integers(first)
                 gradients.append(self._gradient(client, first, x_1P, b_1B, integers, batch))
-        return torch.cat([work.x.rows_MP[:0], *gradients])
+        return torch.cat([work.model.rows_MP[:0], *gradients])
 
     @contextmanager
     def _quiet(self) -> Iterator[None]:
         """Leave torch's generator as it was, and the number of threads."""
-        flat, device = self.training.flat, self.training.supply.device
+        flat, device = self.training.flat, self.training.samples.device
         with limit_threads(flat.parameters), torch_as_before(device), float32_matmul_precision(self.precision, device):
             yield
 
     def _integers(self, step: int) -> dict[str, Tensor]:
         """The integer buffers of a client that has done all steps so far."""
-        own = self.training.flat.integers()
+        own = self.training.flat.integer_buffers()
         return own | {name: own[name] + step * more for name, more in self._counters.items()}
 
     def _batches(self, client: int, first: int, steps: int) -> Iterator[Tensor]:
@@ -115,18 +119,18 @@ class LoopEngine:
         for start in range(first, first + steps, STEPS_DRAWN_AT_ONCE):
             some = min(STEPS_DRAWN_AT_ONCE, first + steps - start)
             chosen = batch_indices(
-                given.seed, given.first + client, len(mine), start, some, given.batch, given.sampling
+                given.seed, given.first_client + client, len(mine), start, some, given.batch_size, given.sampling
             )
             yield from (mine[positions.to(mine.device)] for positions in chosen)
 
     def _gradient(
         self, client: int, step: int, x_1P: Tensor, b_1B: Tensor, integers: dict[str, Tensor], batch: Tensor
     ) -> Tensor:
-        given, number = self.training, self.training.first + client
+        given, number = self.training, self.training.first_client + client
         # dropout and the like draw from the client's own stream, so the order of visits does not
         # matter
         self._generator.manual_seed(derive_seed(given.seed, Stream.MODULE, number, step))
-        samples, forward = given.samples(number, step, batch), self._casting.forward
+        samples, forward = given.batch(number, step, batch), self._casting.forward
         within: Callable[[], AbstractContextManager[None]] = nullcontext
         if self._draws:
             within = functools.partial(
@@ -138,14 +142,14 @@ class LoopEngine:
 
 def _empty_path(work: TrainRequest, x_NP: Tensor) -> Tensor:
     """Where paths begin: zero, and no columns where nobody wants them."""
-    return torch.zeros_like(x_NP if work.has_path else x_NP[:, :0])
+    return torch.zeros_like(x_NP if work.wants_sgd_path else x_NP[:, :0])
 
 
 def _correction_fn(work: TrainRequest, client: int) -> CorrectionFn:
     """What adds everything the rules add to a leaf's direction."""
-    corrections = [each.one(client) for each in work.corrections]
+    corrections = [each.row(client) for each in work.corrections]
     correction_1P = torch.cat(corrections).sum(dim=0, keepdim=True) if corrections else None
-    pulls = [(pull.local, pull.edge(lambda rows: rows.one(client))) for pull in work.pulls]
+    pulls = [(pull.local, pull.edge(lambda rows: rows.row(client))) for pull in work.local_rules]
 
     def correct(x_1P: Tensor, direction_1P: Tensor) -> Tensor:
         if correction_1P is not None:

@@ -85,19 +85,19 @@ def profile_module(
     gradients = []
     drawn = False
     wrote: set[str] = set()
-    before = flat.integers()
+    before = flat.integer_buffers()
     watched = _SideEffects(flat, inputs.device)
     with preserve_rng(inputs.device):
         _, numpy, python = rng_states()
         for _ in range(2):
             generator = device_generator(inputs.device).manual_seed(0)
             seeded = generator.get_state()
-            after_P, after_B, after = x_P.clone(), b_B.clone(), flat.integers()
+            after_P, after_B, after = x_P.clone(), b_B.clone(), flat.integer_buffers()
             samples = inputs.clone(), targets.clone()
             gradients.append(flat.gradient(after_P, after_B, *samples, loss, after, within=watched.on))
             drawn = drawn or not torch.equal(generator.get_state(), seeded)
             # some of the library's operations write without saying so
-            wrote |= flat.wrote | watched.wrote | ({"weights"} if not equal_with_nan(x_P, after_P) else set())
+            wrote |= flat.written | watched.wrote | ({"weights"} if not equal_with_nan(x_P, after_P) else set())
             pairs = [(b_B, after_B), *((value, after[name]) for name, value in before.items())]
             if not all(equal_with_nan(*pair) for pair in pairs):
                 wrote.add("buffers")
@@ -130,7 +130,9 @@ class _SideEffects:
             module's."""
 
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                whose = {flat.whose(each) for each in written(func, args, kwargs or {}) if isinstance(each, Tensor)}
+                whose = {
+                    flat.owner_of_memory(each) for each in written(func, args, kwargs or {}) if isinstance(each, Tensor)
+                }
                 watched.wrote |= {each for each in whose if each is not None}
                 return func(*args, **(kwargs or {}))
 
@@ -173,14 +175,14 @@ def reproducibility_notes(known: ModuleProfile) -> list[str]:
 
 def is_random(training: ClientTraining) -> bool:
     """Whether the module or the loss draws from torch's generator in training."""
-    flat, device = training.flat, training.supply.device
+    flat, device = training.flat, training.samples.device
     few = max(training.partition, key=len)[:PROBE_SAMPLES].to(device)
-    x_P, b_B = (row.to(device) for row in flat.row(flat.module))
+    x_P, b_B = (row.to(device) for row in flat.flatten_module(flat.module))
     flat.train()
     with preserve_rng(device):
         seeded = device_generator(device).manual_seed(0).get_state()
         try:
-            samples = training.supply.batch(few, BatchKey(training.seed, 0, 0))
+            samples = training.samples.batch(few, BatchKey(training.seed, 0, 0))
             flat.gradient(x_P.clone(), b_B.clone(), *samples, training.loss)
         except Exception as problem:
             pass_on_no_room(problem)
@@ -195,18 +197,18 @@ def counter_increments(training: ClientTraining) -> dict[str, Tensor]:
     Other integer buffers that training changes begin anew at every meeting.
     """
     flat = training.flat
-    counts = [flat.integers()]
+    counts = [flat.integer_buffers()]
     if not counts[0]:
         return {}
-    device = training.supply.device
+    device = training.samples.device
     few = max(training.partition, key=len)[:PROBE_SAMPLES].to(device)
-    x_P, b_B = (row.to(device) for row in flat.row(flat.module))
+    x_P, b_B = (row.to(device) for row in flat.flatten_module(flat.module))
     flat.train()
     with preserve_rng(device):
         for _ in range(2):
             counts.append({name: value.clone() for name, value in counts[-1].items()})
             try:
-                samples = training.supply.batch(few, BatchKey(training.seed, 0, 0))
+                samples = training.samples.batch(few, BatchKey(training.seed, 0, 0))
                 flat.gradient(x_P.clone(), b_B.clone(), *samples, training.loss, counts[-1])
             except Exception as problem:
                 pass_on_no_room(problem)
@@ -246,13 +248,13 @@ class OpCounter(OpObserver):
 
 def count_operations(training: ClientTraining, index_B: Tensor) -> OpCounter | None:
     """Those of a client's batch on the way forward; None where they cannot be seen."""
-    flat, device, seen = training.flat, training.supply.device, OpCounter()
-    x_P, b_Z = (row.to(device).clone() for row in flat.row(flat.module))
+    flat, device, seen = training.flat, training.samples.device, OpCounter()
+    x_P, b_Z = (row.to(device).clone() for row in flat.flatten_module(flat.module))
     flat.train()
     with preserve_rng(device):
         try:
-            samples = training.samples(0, 0, index_B)
-            flat.gradient(x_P, b_Z, *samples, training.loss, flat.integers(), forward=lambda: seen)
+            samples = training.batch(0, 0, index_B)
+            flat.gradient(x_P, b_Z, *samples, training.loss, flat.integer_buffers(), forward=lambda: seen)
         except Exception as problem:
             pass_on_no_room(problem)
             return None  # what is wrong with the module is said where it is used in earnest

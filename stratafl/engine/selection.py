@@ -146,7 +146,7 @@ def perturbed_clients(flat: FlatModule, x_P: Tensor, b_Z: Tensor) -> tuple[Tenso
 
     rows = []
     for _ in range(TRIAL_CLIENTS):
-        parts = [view.reshape(-1) for name, view in flat.named(x_P, b_Z).items() if name in set(flat.names)]
+        parts = [view.reshape(-1) for name, view in flat.unflatten(x_P, b_Z).items() if name in set(flat.names)]
         moved = [part + 0.1 * (part.square().mean().sqrt() or 1.0) * noise(part) for part in parts]
         # a buffer may be a mask, of which zeros and infinities stay as they are
         rows.append((torch.cat(moved), b_Z * (1 + 0.05 * noise(b_Z))))
@@ -216,7 +216,7 @@ def _chosen(
     methods: Sequence[GradientMethodName],
 ) -> tuple[BatchedGradients | None, str]:
     try:
-        x_CP, b_CZ = perturbed_clients(flat, *(row.to(inputs.device) for row in flat.row(flat.module)))
+        x_CP, b_CZ = perturbed_clients(flat, *(row.to(inputs.device) for row in flat.flatten_module(flat.module)))
         known = profile_module(flat, loss, x_CP[0], b_CZ[0], inputs, targets)
         reason = _loop_only_reason(flat, known)
         tried = [] if reason else make_trials(flat, loss, x_CP, b_CZ, inputs, targets, known.draws)

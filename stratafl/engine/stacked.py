@@ -91,13 +91,13 @@ class StackedEngine:
         computed in;
         capture: whether a GPU's steps become a CUDA graph; ways: to get gradients, the first that
         the model allows."""
-        self.training, self.leaf = training, training.leaf
-        flat, supply, augment = training.flat, training.supply, training.augment
+        self.training, self.leaf = training, training.client_update
+        flat, supply, augment = training.flat, training.samples, training.augment
         device = self._device = supply.device
         self._capture = capture and device.type == "cuda" and supply.resident
         self._sizes = [len(part) for part in training.partition]
         longest = max(self._sizes)
-        self._places = longest if training.batch is None else min(longest, training.batch)
+        self._places = longest if training.batch_size is None else min(longest, training.batch_size)
         self._start_N = torch.as_tensor(np.cumsum([0, *self._sizes[:-1]]), device=device)
         self._samples = torch.cat(list(training.partition)).to(device)
         self._ops = table(device, flat.dtype)
@@ -121,10 +121,12 @@ class StackedEngine:
             targets = supply.targets_N
             classes = not (targets.is_floating_point() or targets.is_complex())
             labels = supply.resident and classes and int(targets.min()) >= 0
-            found, self.how = select_gradient_method(flat, training.loss, sample, few_targets, precision, labels, ways)
+            found, self.description = select_gradient_method(
+                flat, training.loss, sample, few_targets, precision, labels, ways
+            )
         reads = augment is not None or not supply.resident
-        if found is not None and training.leaf.epochs is not None and reads:
-            found, self.how = None, "loop: clients that make passes of their own read or augment one by one"
+        if found is not None and training.client_update.epochs is not None and reads:
+            found, self.description = None, "loop: clients that make passes of their own read or augment one by one"
         self._differentiate: BatchedGradients | None = found
         self._ordered = None if found is None else in_module_order(found, flat)
         computes = self._loop.precision if found is None else found.compute
@@ -134,7 +136,7 @@ class StackedEngine:
     @property
     def name(self) -> str:
         """What trains: "stacked", "vmap" or "loop"."""
-        return self.how.partition(":")[0]
+        return self.description.partition(":")[0]
 
     @property
     def by_length(self) -> bool:
@@ -150,21 +152,21 @@ class StackedEngine:
             self._loop.leaf = self.leaf
             return self._loop.train(work)
         # the busiest first, so that those who are done earlier stand behind the others
-        order_A = None if self.leaf.epochs is None else np.argsort(-self._steps(work.active, 1), kind="stable")
+        order_A = None if self.leaf.epochs is None else np.argsort(-self._steps(work.clients, 1), kind="stable")
         if order_A is not None:
-            work = work._replace(active=[work.active[place] for place in order_A])
-        done = TrainResult.room(work)
+            work = replace(work, clients=[work.clients[place] for place in order_A])
+        done = TrainResult.empty_for(work)
         lr = float(self.leaf.lr(work.round))
         self.training.flat.train()
         with limit_threads(self.training.flat.parameters), float32_matmul_precision(self.precision, self._device):
             for chunk in self._chunks(work, work.steps):
                 rows = self._trained(work, chunk, lr)
                 self._restore(rows, done, slice(chunk.first, chunk.first + len(chunk.leaves)))
-        if work.has_path and self.leaf.epochs is not None:
-            each_A = self._steps(work.active, 1)
+        if work.wants_sgd_path and self.leaf.epochs is not None:
+            each_A = self._steps(work.clients, 1)
             done.path_AP.div_(to_device(each_A, self._device, done.path_AP.dtype)[:, None])
         self._look_ahead(work)
-        return done if order_A is None else done.in_order(np.argsort(order_A))
+        return done if order_A is None else done.reorder(np.argsort(order_A))
 
     def _steps(self, clients: Sequence[int], count: int) -> np.ndarray:
         """Of each of these clients, its own steps of so many that a schedule counts."""
@@ -175,24 +177,24 @@ class StackedEngine:
     def _step_of(self, work: TrainRequest, clients: Sequence[int], number: int = 0) -> int | Tensor:
         """Which of these clients' own steps it is, of the work's."""
         if self.leaf.epochs is None:
-            return work.step + number
-        return to_device(self._steps(clients, work.step) + number, self._device)
+            return work.first_step + number
+        return to_device(self._steps(clients, work.first_step) + number, self._device)
 
     def _restore(self, rows: ChunkState, done: TrainResult, mine: slice) -> None:
         """Copy a chunk's rows to where all clients' are, in the module's order."""
         layout = self._way(rows).layout
-        done.b_AB[mine].copy_(rows.b_CZ)
-        layout.restore(rows.x_CP, done.x_AP[mine])
+        done.buffers_AB[mine].copy_(rows.b_CZ)
+        layout.restore(rows.x_CP, done.model_AP[mine])
         if rows.path_CP is not None:
             layout.restore(rows.path_CP, done.path_AP[mine])
-        for name, out_AP in done.optimiser.items():
+        for name, out_AP in done.client_rows.items():
             layout.restore(rows.state[name], out_AP[mine])
 
     def gradients(self, work: TrainRequest) -> Tensor:
         if self._differentiate is None:
             return self._loop.gradients(work)
-        g_AP = work.x.rows_MP.new_empty(len(work.active), work.x.rows_MP.shape[1])
-        work = work._replace(optimiser={}, has_path=False)
+        g_AP = work.model.rows_MP.new_empty(len(work.clients), work.model.rows_MP.shape[1])
+        work = replace(work, client_rows={}, wants_sgd_path=False)
         self.training.flat.train()
         with limit_threads(self.training.flat.parameters), float32_matmul_precision(self.precision, self._device):
             for chunk in self._chunks(work, 1):
@@ -213,10 +215,10 @@ class StackedEngine:
 
     def _chunks(self, work: TrainRequest, steps: int) -> Iterator[Chunk]:
         """The active leaves in chunks, each with its samples and the lengths of its batches."""
-        active = work.active
+        active = work.clients
         if not active:
             return
-        drawn = self._drawn(active, work.step, steps)
+        drawn = self._drawn(active, work.first_step, steps)
         # as many chunks as needed and as even as can be, so that they look alike to a CUDA graph
         count = -(-len(active) // (self.chunk or len(active)))
         size = -(-len(active) // count)
@@ -233,10 +235,10 @@ class StackedEngine:
         if self._ahead is not None and self._ahead[0] == key:
             return self._ahead[1]
         given, sizes = self.training, [self._sizes[leaf] for leaf in active]
-        numbers = [given.first + leaf for leaf in active]
+        numbers = [given.first_client + leaf for leaf in active]
         first, most = self._steps(active, step), int(self._steps(active, steps).max(initial=0))
         stack = padded_batches(
-            given.seed, numbers, sizes, first, most, given.batch, given.sampling, self._device, self._places
+            given.seed, numbers, sizes, first, most, given.batch_size, given.sampling, self._device, self._places
         )
         start_A = self._start_N[to_device(active, self._device)]
         index_AHB = self._samples[start_A[:, None, None] + stack.position_CHB]
@@ -245,11 +247,11 @@ class StackedEngine:
     def _look_ahead(self, work: TrainRequest) -> None:
         """Draw the next samples while a GPU is busy with these, if the same clients may be expected
         again."""
-        if self._device.type == "cuda" and work.active == self._last_active:
-            following = work.step + work.steps
-            drawn = self._drawn(work.active, following, work.steps)
-            self._ahead = (tuple(work.active), following, work.steps), drawn
-        self._last_active = work.active
+        if self._device.type == "cuda" and work.clients == self._last_active:
+            following = work.first_step + work.steps
+            drawn = self._drawn(work.clients, following, work.steps)
+            self._ahead = (tuple(work.clients), following, work.steps), drawn
+        self._last_active = work.clients
 
     def _trained(self, work: TrainRequest, chunk: Chunk, lr: float) -> ChunkState:
         """The chunk's rows after all steps."""
@@ -258,7 +260,7 @@ class StackedEngine:
         rows.load(work, chunk.leaves, self._way(rows).layout)
         if captured:
             # all of them have done as many steps
-            captured.run(chunk.samples, int(self._steps(chunk.leaves[:1], work.step)[0]), lr)
+            captured.run(chunk.samples, int(self._steps(chunk.leaves[:1], work.first_step)[0]), lr)
             return rows
         for number in range(int(chunk.steps_C[0])):
             some = chunk.leaves[: int((chunk.steps_C > number).sum())]
@@ -301,8 +303,8 @@ class StackedEngine:
         given = self.training
         if self._images is not None and self._ops.fetch is not None:
             images_CB = self._ops.fetch(self._images, index_CB, given.seed, client_C, step, self.precision)
-            return images_CB, given.supply.targets_N[index_CB]
-        inputs_CB, targets_CB = given.supply.stack(index_CB, length_C, given.seed, client_C, step)
+            return images_CB, given.samples.targets_N[index_CB]
+        inputs_CB, targets_CB = given.samples.stack(index_CB, length_C, given.seed, client_C, step)
         if given.augment is None:
             return inputs_CB, targets_CB
         if self._augments:
@@ -315,14 +317,14 @@ class StackedEngine:
         if self._differentiate is None:
             return clients
         flat = self.training.flat
-        x_P, b_Z = (row.to(self._device) for row in flat.row(flat.module))
+        x_P, b_Z = (row.to(self._device) for row in flat.flatten_module(flat.module))
         whose_N = np.zeros(clients, dtype=np.int64)
         x, b = IndexedRows(x_P[None], whose_N), IndexedRows(b_Z[None], whose_N)
 
         uncounted = torch.zeros_like(self._clipped)
 
         def attempt(few: int) -> None:
-            work = TrainRequest(x, b, (x,), (), list(range(few)), 0, 1, 0)
+            work = TrainRequest(model=x, buffers=b, corrections=(x,), clients=list(range(few)))
             for chunk in self._chunks(work, 1):
                 rows = ChunkState.holding(work, few, self.leaf)
                 rows.load(work, chunk.leaves, self._way(rows).layout)
@@ -348,14 +350,14 @@ class StackedEngine:
             return None
         if chunk.steps_C[-1] < chunk.steps_C[0]:
             return None
-        pulls = tuple((pull.local, pull.correction is None) for pull in work.pulls)
+        pulls = tuple((pull.local, pull.correction is None) for pull in work.local_rules)
         key = (
             len(chunk.leaves),
             bool(work.corrections),
             pulls,
             self.leaf.stages,
             self.leaf.optimiser,
-            work.has_path,
+            work.wants_sgd_path,
             chunk.samples.mask_CHB.shape[2],
         )
         comes_often = self._recurring.comes(key)

@@ -81,7 +81,7 @@ class ModelUnderTest(NamedTuple):
     def gradient(self, inputs: Inputs, targets: Tensor) -> None:
         """Try a step's gradient on copies of these."""
         self.flat.train()
-        own = self.flat.given()
+        own = self.flat.source_module()
         before = [] if own is None else [(parameter, parameter.grad) for parameter in own.parameters()]
         for parameter, _ in before:
             parameter.grad = None
@@ -209,11 +209,11 @@ def build_objective(
     subject.flat.eval()
     with torch.no_grad():
         outputs = subject.outputs(inputs[:2])
-    found, whole = find_scores(outputs), [metric.name for metric in metrics if not metric.adds_up]
+    found, whole = find_scores(outputs), [metric.name for metric in metrics if not metric.is_additive]
     if whole and output_bytes(outputs if found is None else found) * len(inputs) > WHOLE * min(2, len(inputs)):
         told = "needs all outputs at once, and these are more than 1 GiB: give an object with update and compute"
         raise InvalidInput(f"metrics.{whole[0]}", whole[0], told)
-    adding = [metric.name for metric in metrics if metric.adds_up]
+    adding = [metric.name for metric in metrics if metric.is_additive]
     if found is None and adding:
         raise InvalidInput(
             f"metrics.{adding[0]}", describe_outputs(outputs), f"needs scores: a model's output {WANTED}"

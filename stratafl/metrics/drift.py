@@ -82,24 +82,26 @@ class Drift(Observer):
         self._totals: dict[tuple[int, str], list[float | Tensor]] = defaultdict(list)
         self._everybody: dict[tuple[int, torch.device], tuple[NodeWeights, NodeWeights]] = {}
 
-    def met(self, meeting: LevelSynchronized) -> None:
-        level, x_NP, start_MP, correction_NP = meeting[:4]
-        outcome = meeting.outcome
-        mean_MP, merged_MP = outcome.mean_MP, outcome.merged_MP
-        share_M = outcome.share_M * outcome.sane_M
-        children, parents = self._meeting_weights(level, outcome.present_N, share_M, x_NP)
-        self._note(level, "drift", self._apart(level, x_NP, mean_MP), children)
-        moved_M = _squares(merged_MP - start_MP)
-        self._note(level - 1, "progress", moved_M, parents)
-        if correction_NP is not None:
-            self._note(level, "correction", _squares(correction_NP), children)
+    def on_sync(self, event: LevelSynchronized) -> None:
+        level, models = event.level, event.models
+        if models is None:
+            return
+        model_NP, start_MP, result = models.model_NP, models.start_MP, models.result
+        mean_MP, merged_MP = result.mean_MP, result.merged_MP
+        weight_M = result.weight_M * result.updated_M
+        children, parents = self._sync_weights(level, result.accepted_N, weight_M, model_NP)
+        self._add(level, "drift", self._squared_distances(level, model_NP, mean_MP), children)
+        moved_M = _squared_norms(merged_MP - start_MP)
+        self._add(level - 1, "progress", moved_M, parents)
+        if models.correction_NP is not None:
+            self._add(level, "correction", _squared_norms(models.correction_NP), children)
         if level < self.tree.depth:
             return
-        if meeting.is_mean:
-            start_to_mean_M = moved_M if merged_MP is mean_MP else _squares(mean_MP - start_MP)
-            self._note(level, START_TO_MEAN, start_to_mean_M, parents)
+        if models.takes_mean:
+            start_to_mean_M = moved_M if merged_MP is mean_MP else _squared_norms(mean_MP - start_MP)
+            self._add(level, START_TO_MEAN, start_to_mean_M, parents)
         else:
-            self._note(level, "progress", self._apart(level, x_NP, start_MP), children)
+            self._add(level, "progress", self._squared_distances(level, model_NP, start_MP), children)
 
     def compare(self, corrections: Sequence[Tensor | None], held_MP: Tensor) -> None:
         """Hold the corrections in force, indexed by edge level, against the ideal ones.
@@ -123,8 +125,8 @@ class Drift(Observer):
             ideal_NP = tree.spread(level, tree.mean(level, g_NP)) - g_NP
             everybody = np.ones(tree.sizes[level], dtype=bool)
             weights = self._weights(level, everybody, np.ones(tree.sizes[level - 1]), held_MP)
-            self._note(level, "bias", _squares(correction_NP - ideal_NP), weights)
-            length_N = (_squares(correction_NP) * _squares(ideal_NP)).sqrt()
+            self._add(level, "bias", _squared_norms(correction_NP - ideal_NP), weights)
+            length_N = (_squared_norms(correction_NP) * _squared_norms(ideal_NP)).sqrt()
             defined_N = length_N > 0
             cosine_N = (correction_NP * ideal_NP).sum(dim=1) / length_N.where(defined_N, length_N.new_ones(()))
             # where a correction is zero there is no angle to speak of
@@ -133,7 +135,7 @@ class Drift(Observer):
             self._means[level, "cosine"].append(_mean(cosine_N, share_N) / defined.where(defined > 0, 1.0))
             self._totals[level, "cosine"].append(defined * weights.total)
 
-    def take(self) -> DriftSamples:
+    def pop_round(self) -> DriftSamples:
         """What the meetings of a round showed, in one read from the device; a new round starts."""
         numbers = [each for name in self._means for each in (*self._means[name], *self._totals[name])]
         on_device = [each for each in numbers if isinstance(each, Tensor)]
@@ -148,7 +150,7 @@ class Drift(Observer):
 
     # -- weights and distances ---------------------------------------------------------------------
 
-    def _note(self, level: int, name: str, values_N: Tensor, weights: NodeWeights) -> None:
+    def _add(self, level: int, name: str, values_N: Tensor, weights: NodeWeights) -> None:
         self._means[level, name].append(_mean(values_N, weights.each_N))
         self._totals[level, name].append(weights.total)
 
@@ -161,7 +163,7 @@ class Drift(Observer):
             tree.weights[level] * present_N * per_child_M[tree.parents[level]], tree.counted(level), like
         )
 
-    def _meeting_weights(
+    def _sync_weights(
         self, level: int, present_N: np.ndarray, share_M: np.ndarray, like: Tensor
     ) -> tuple[NodeWeights, NodeWeights]:
         """Weights of the children and of the parents; where all are present they are kept for the
@@ -177,7 +179,7 @@ class Drift(Observer):
             self._everybody[key] = children, parents
         return self._everybody[key]
 
-    def _apart(self, level: int, x_NP: Tensor, of_MP: Tensor) -> Tensor:
+    def _squared_distances(self, level: int, x_NP: Tensor, of_MP: Tensor) -> Tensor:
         """Each node's squared distance from its parent's row."""
         children = self.tree.children(level - 1)
         squares = []
@@ -185,13 +187,13 @@ class Drift(Observer):
             if (children == children[0]).all():
                 # siblings are neighbours, so equal families need no copy of their parents' rows
                 difference = x_NB.unflatten(0, (len(children), -1)) - of_MB[:, None]
-                squares.append(_squares(difference).flatten())
+                squares.append(_squared_norms(difference).flatten())
             else:
-                squares.append(_squares(x_NB - self.tree.spread(level, of_MB)))
+                squares.append(_squared_norms(x_NB - self.tree.spread(level, of_MB)))
         return torch.stack(squares).sum(dim=0) if len(squares) > 1 else squares[0]
 
 
-def _squares(rows: Tensor) -> Tensor:
+def _squared_norms(rows: Tensor) -> Tensor:
     """Squared norms."""
     return torch.linalg.vector_norm(rows, dim=-1).square()
 

@@ -6,14 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
 from stratafl.base.topology import Tree
 from stratafl.core.participation import Participation, sample_participants
 from stratafl.core.schedule import Schedule
 from stratafl.data.batches import steps_per_epoch
-from stratafl.federation.events import GradientsExchanged, LevelSynchronized, RoundBegan
-from stratafl.federation.sync import AggregationResult, AggregatorState
+from stratafl.federation.events import GradientsExchanged, LevelSynchronized, ModelFromAbove, RoundBegan, SyncCounts
 from stratafl.metrics.communication import CommunicationMeter, LinkCounts
 from stratafl.network.messages import MessageSizes
 from stratafl.network.timeline import (
@@ -194,18 +192,19 @@ class WorkloadReplay:
                 active = {level: self.active[level] for level in range(begin, depth + 1)}
                 counter = {level: self.begun[level] - 1 for level in range(begin, depth + 1)}
             down = self._taken("down", range(begin, depth + 1), totals)
-            self._work(event.top)
-            up = {level: self._reports(level) for level in range(event.top, depth + 1)}
-            counter |= {level: self.begun[level] - 1 for level in range(event.top, depth + 1)}
-            row.stages.append((begin, event.top, active, down, up, counter, None))
+            self._work(event.top_level)
+            up = {level: self._reports(level) for level in range(event.top_level, depth + 1)}
+            counter |= {level: self.begun[level] - 1 for level in range(event.top_level, depth + 1)}
+            row.stages.append((begin, event.top_level, active, down, up, counter, None))
             came = self._clocked(row, walk)
-            for level in range(depth, event.top - 1, -1):
-                self._meet(level, came[level] & self.moved[level], relayed=level > event.top)
+            for level in range(depth, event.top_level - 1, -1):
+                self._meet(level, came[level] & self.moved[level], relayed=level > event.top_level)
                 self.busy[level] = self.busy[level] & ~came[level]
-            self._taken("up", range(event.top, depth + 1), totals)
-            has = [None] + [self._flag(level) for level in range(1, depth + 1)]
-            self.traffic.relayed(event.top, has)
-            self.top = event.top
+            self._taken("up", range(event.top_level, depth + 1), totals)
+            has_correction = [False, *(self.story.sizes.edge(level).has_correction for level in range(1, depth + 1))]
+            from_above = ModelFromAbove(top_level=event.top_level, has_correction=has_correction)
+            self.traffic.on_model_from_above(from_above)
+            self.top = event.top_level
         self._add(totals, sign=1)
         row.sent = [tuple(total.sum(axis=1)) for total in totals]
         if self.clock is not None:
@@ -250,9 +249,6 @@ class WorkloadReplay:
         arrays = [*saved["stale"], *saved["owed"], *saved["down"]["bytes"], *saved["up"]["bytes"]]
         return self.top, *(array.tobytes() for array in arrays)
 
-    def _flag(self, level: int) -> torch.Tensor | None:
-        return torch.empty(0) if self.story.sizes.edge(level).has_correction else None
-
     def _fresh(self) -> list[int]:
         levels = range(max(self.top + 1, 1), self.tree.depth + 1)
         return [level for level in levels if self.story.sizes.edge(level).from_gradient]
@@ -267,22 +263,36 @@ class WorkloadReplay:
             if story.counts_late(level):
                 self.busy[level] = self.busy[level] | self.active[level]
             self.begun[level] += 1
-            sizes = story.sizes.edge(level).parcel, story.sizes.model
-            self.traffic.began(RoundBegan(level, self.active[level], *sizes, restarting))
+            began = RoundBegan(
+                level=level,
+                active_N=self.active[level],
+                broadcast_bytes=story.sizes.edge(level).parcel,
+                model_bytes=story.sizes.model,
+                restarts_from_gradients=restarting,
+            )
+            self.traffic.on_round_begin(began)
 
     def _restart(self, fresh: Sequence[int]) -> None:
         sent = {level: self.active[level] for level in range(fresh[0], self.tree.depth + 1)}
-        self.traffic.restarted(GradientsExchanged(self.top, fresh, sent, self.active, self.story.sizes.model))
+        exchanged = GradientsExchanged(
+            top_level=self.top,
+            restarted_levels=fresh,
+            sent=sent,
+            active=self.active,
+            model_bytes=self.story.sizes.model,
+        )
+        self.traffic.on_gradient_restart(exchanged)
 
     def _meet(self, level: int, came_N: np.ndarray, relayed: bool) -> None:
         edge = self.story.sizes.edge(level)
-        answered = edge.is_answered_below if relayed else edge.is_answered
-        nothing, none = torch.empty(0), np.empty(0)
-        held = AggregatorState(nothing, nothing, {})
-        outcome = AggregationResult(held, came_N, none, none, none, none, none, nothing, nothing)
-        self.traffic.met(
-            LevelSynchronized(level, nothing, nothing, None, came_N, outcome, True, edge.report, edge.parcel, answered)
+        counts = SyncCounts(
+            reported_N=came_N,
+            accepted_N=came_N,
+            upload_bytes=edge.report,
+            broadcast_bytes=edge.parcel,
+            is_answered=edge.is_answered_below if relayed else edge.is_answered,
         )
+        self.traffic.on_sync(LevelSynchronized(level=level, counts=counts, models=None))
 
     def _direction(self, way: str) -> LinkCounts:
         communication = self.traffic.communication

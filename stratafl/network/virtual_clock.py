@@ -55,7 +55,10 @@ class VirtualClock:
     def later(self) -> dict[int, LatePolicy]:
         """The edge levels at which late work counts."""
         counting = [(level, each.staleness) for level, each in enumerate(self.story.wait, 1) if each.counts_late]
-        return {level: LatePolicy(partial(self._heard, level), staleness) for level, staleness in counting}
+        return {
+            level: LatePolicy(reporting=partial(self._heard, level), staleness_exponent=staleness)
+            for level, staleness in counting
+        }
 
     def record(self, result: RoundResult) -> ClockedRound:
         """A round's result with its time."""

@@ -84,10 +84,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise cannot_read(path, f"not a safetensors file ({problem})") from None
 
 
-FORMAT = 3
-"""The version of the form of checkpoints. The first held all records themselves, and did not say
-what a run depends on; in the second, a federation's state was a list of levels for each kind of
-thing, where it now is one record per level."""
+FORMAT = 4
+"""Version of the format of checkpoints. The first held all records themselves, and did not say what
+a run depends on; in the second, a federation's state was a list of levels for each kind of thing,
+instead of one record per level; the third had other names for its fields."""
 
 KEPT = 2
 

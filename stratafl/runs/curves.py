@@ -232,7 +232,7 @@ def targets_of(
         if goal.metric not in known:
             raise InvalidInput(field, each, f"these runs have {join_names(list(known))}")
         measure = known[goal.metric]
-        found.append(Target(measure, goal.towards({measure.name: measure.better})))
+        found.append(Target(measure, goal.with_direction({measure.name: measure.better})))
     return found
 
 
@@ -283,7 +283,7 @@ def _direction(name: str, runs: Sequence[StoredRun]) -> Better:
 def first_round(curve: Curve, goal: Goal) -> int | None:
     """The first round that is as good as the target; None where none is."""
     known = curve.known(goal.metric)
-    return goal.first([int(r) for r, _ in known], [value for _, value in known])
+    return goal.first_round([int(r) for r, _ in known], [value for _, value in known])
 
 
 def mean_std_if_complete(values: Sequence[float | None]) -> OverSeeds | None:

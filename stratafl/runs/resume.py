@@ -154,7 +154,7 @@ class ResumeSession:
         if has_other_data and not self.force:
             raise self.refuse(f"{OTHER_DATA} is no longer what this run began with")
         if simulation.engine.name != self.described["engine"]:
-            told = f"its clients were trained by {self.described['engine']}; here: {simulation.engine.how}"
+            told = f"its clients were trained by {self.described['engine']}; here: {simulation.engine.description}"
             raise self.refuse(told)
         # not noted by the first versions
         precision = self.described.get("precision", simulation.engine.precision)

@@ -68,7 +68,7 @@ class RunDescription:
             tree,
             counts,
             engine.name,
-            engine.how,
+            engine.description,
             engine.precision,
             *told,
             better=better,

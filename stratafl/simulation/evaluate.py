@@ -94,7 +94,7 @@ def shard_for_rank(ranks: Communicator, objective: Objective, test: Pair) -> Pai
     """The part of the test data that is this rank's to look at."""
     if ranks.count == 1:
         return test
-    if is_additive(objective.loss) and all(metric.adds_up for metric in objective.metrics):
+    if is_additive(objective.loss) and all(metric.is_additive for metric in objective.metrics):
         return test[0].tensor_split(ranks.count)[ranks.rank], test[1].tensor_split(ranks.count)[ranks.rank]
     # a loss or metric whose parts do not add up is asked once, of everything
     return test if ranks.is_first else (test[0][:0], test[1][:0])

@@ -37,6 +37,7 @@ from stratafl.engine.module_profile import PROBE_SAMPLES, profile_module, reprod
 from stratafl.engine.validation import ModelUnderTest
 from stratafl.federation.federation import Federation
 from stratafl.federation.local_parameters import LocalParameters, match_local_parameters
+from stratafl.federation.sync import edge_levels
 from stratafl.metrics.communication import CommunicationMeter
 from stratafl.metrics.drift import Drift
 from stratafl.metrics.metrics import parse_metrics
@@ -182,30 +183,37 @@ def sharded(given: Checked, here: Placed, method: Method, keep_at_home: object =
     flat, x_P, b_B, loss = here.subject
     home = LocalParameters(flat, match_local_parameters(flat, keep_at_home), given.leaf, given.device)
     home.check(given.rules)
-    x_P, b_B, kept = home.first(x_P, b_B)
+    x_P, b_B, kept = home.split_initial(x_P, b_B)
     try_rules(given.rules, x_P)
-    limits = method.update_limit, method.update_factor
     sharing = (x_P, b_B), given.rules, given.leaf, given.schedule, given.samples, given.batch
     workload = measured(here.subject, here.few[0], *sharing)
     clock = _clock(given, workload)
     participation = given.participation if clock is None else clock.participation()
-    edges = participation, given.seed, *limits, drift_kernel(x_P)
-    later = None if clock is None else clock.later()
-    federation = Federation(tree, given.rules, x_P, b_B, *edges, leaf=given.leaf, kept=kept, later=later)
+    edges = edge_levels(
+        given.rules,
+        seed=given.seed,
+        participation=participation,
+        update_limit=method.update_limit,
+        update_factor=method.update_factor,
+        late=None if clock is None else clock.later(),
+    )
+    federation = Federation(
+        tree, edges, x_P, b_B, client_update=given.leaf, local_rows=kept, drift_kernel=drift_kernel(x_P)
+    )
     training = ClientTraining(
         flat=flat,
         loss=loss,
-        supply=here.train,
+        samples=here.train,
         partition=[part.to(given.device) for part in given.parts[first : first + tree.leaves]],
-        leaf=given.leaf,
-        batch=given.batch,
+        client_update=given.leaf,
+        batch_size=given.batch,
         sampling=given.sampling,
         seed=given.seed,
         augment=here.augment,
-        first=first,
+        first_client=first,
     )
     traffic, drift = CommunicationMeter(tree), _drift(federation, home, given.evaluation.diagnose, training)
-    federation.watchers = [traffic] if drift is None else [traffic, drift]
+    federation.observers = [traffic] if drift is None else [traffic, drift]
     return Sharded(federation, home, traffic, drift, training, workload, clock)
 
 
@@ -249,10 +257,10 @@ def _drift(federation: Federation, home: LocalParameters, diagnose: str, trainin
         return None
     if diagnose == "drift":
         return Drift(federation.tree)
-    whole_data = LoopEngine(replace(training, batch=None, augment=None))
+    whole_data = LoopEngine(replace(training, batch_size=None, augment=None))
 
     def gradients(level: int, x_MP: Tensor) -> Tensor:
-        return home.shared(whole_data.gradients(home.work(federation.probe_work(level, x_MP))))
+        return home.shared(whole_data.gradients(home.widen_request(federation.gradient_request(level, x_MP))))
 
     return Drift(federation.tree, gradients)
 
@@ -269,7 +277,9 @@ def _engine(given: Checked, shard: Sharded) -> Engine:
     clients, passes = float(expected_share(given.participation, given.tree).sum()), given.leaf.epochs is not None
     too_many = schedule.check_drawn(given.schedule, clients, max(given.samples), given.batch, passes)
     if name is None:
-        whole = shard.training if given.ranks.count == 1 else replace(shard.training, partition=given.parts, first=0)
+        whole = (
+            shard.training if given.ranks.count == 1 else replace(shard.training, partition=given.parts, first_client=0)
+        )
         return make_default_engine(shard.training, whole, 0 if too_many else clients, given.precision)
     if too_many:
         raise InvalidInput("periods", list(given.schedule.periods), too_many)

@@ -49,9 +49,9 @@ class TuningTrial:
     @staticmethod
     def of(run: StoredRun, question: TuningTask) -> TuningTrial:
         """A stored run, priced for every network that is asked about."""
-        goal = question.target.towards(run.better)
+        goal = question.target.with_direction(run.better)
         curve = curve_of(run, goal.metric)
-        first = goal.first([round for round, _ in curve], [value for _, value in curve])
+        first = goal.first_round([round for round, _ in curve], [value for _, value in curve])
         ready = PriceableRun.of(run) if run.rounds else None
         costs = {} if ready is None else {each.name: ready.on(each) for each in question.networks}
         return TuningTrial(run, _outcome(run, first), run.reason, goal, first, costs)

@@ -153,7 +153,7 @@ def regression(engine: str = "loop", **settings: Any) -> Simulation:
 @pytest.mark.parametrize("engine", ["vmap", "stacked"])
 def test_engines_agree_on_a_loss_of_values(engine: str, loss: Any) -> None:
     fast, slow = regression(engine, rounds=2, loss=loss), regression(rounds=2)
-    assert fast.engine.how == engine
+    assert fast.engine.description == engine
     torch.testing.assert_close(fast.run().models, slow.run().models)
 
 

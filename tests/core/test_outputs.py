@@ -89,7 +89,7 @@ def test_any_form_gives_what_the_scores_alone_give(form: str, engine: str) -> No
     settings = {"diagnose": "ideal", "metrics": ["f1"]}
     told, plain = run(form, engine, **settings), run("tensor", engine, **settings)
     result, right = told.run(), plain.run()
-    assert told.engine.how == engine
+    assert told.engine.description == engine
     torch.testing.assert_close(result.models, right.models, rtol=1e-12, atol=1e-12)
     for one, other in zip(result.history, right.history, strict=True):
         assert one.metrics == pytest.approx(other.metrics) and set(one.metrics) == {"loss", "accuracy", "f1"}
@@ -115,7 +115,7 @@ def test_a_loss_of_one_s_own_is_given_all_of_it(form: str, engine: str) -> None:
         return F.cross_entropy(logits, targets, weights) + 0.1 * hidden_of(given).square().mean()
 
     told, loop = run(form, engine, loss=loss), run(form, "loop", loss=loss)
-    assert told.engine.how == engine
+    assert told.engine.description == engine
     result, right = told.run(), loop.run()
     torch.testing.assert_close(result.models, right.models, rtol=1e-12, atol=1e-12)
     found = loss(result.module(X), Y).detach()

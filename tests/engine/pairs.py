@@ -45,7 +45,7 @@ def compare(how: str = "stacked", chunk: int | None = 2, **settings) -> float:
     """The largest difference of any node's model or correction between the two engines."""
     expected = federation(**settings).run()
     sim = stacked(federation(**settings), chunk=chunk)
-    assert sim.engine.how.startswith(how), sim.engine.how
+    assert sim.engine.description.startswith(how), sim.engine.description
     got = sim.run()
     pairs = list(zip(expected.models, got.models, strict=True))
     pairs += [(a, b) for a, b in zip(expected.corrections, got.corrections, strict=True) if a is not None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -46,9 +47,9 @@ def test_a_graph_keeps_the_constants_that_it_reads(in_order: bool, monkeypatch: 
     if not in_order:
         monkeypatch.setattr(engine, "_way", lambda rows: engine._ordered)
     engine._capture = True
-    sim.federation.begin()
-    work = sim.federation.work(0, 1, 0)
-    (chunk,) = engine._chunks(work._replace(active=[3, 4]), 1)
+    sim.federation.begin_round()
+    work = sim.federation.train_request(0, 1, 0)
+    (chunk,) = engine._chunks(replace(work, clients=[3, 4]), 1)
     captured = engine._captured_for(work, chunk)
     (program,) = method._programs.values()
     reads = weakref.ref(program)

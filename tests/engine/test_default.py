@@ -76,7 +76,14 @@ def training(
     module(data[0][:2])  # sizes that are found out
     parts = list(torch.arange(clients * each).split(each))
     return ClientTraining(
-        FlatModule(module), F.cross_entropy, InMemorySamples(*data), parts, chain or leaf(), BATCH, "epochs", 0
+        flat=FlatModule(module),
+        loss=F.cross_entropy,
+        samples=InMemorySamples(*data),
+        partition=parts,
+        client_update=chain or leaf(),
+        batch_size=BATCH,
+        sampling="epochs",
+        seed=0,
     )
 
 
@@ -84,11 +91,11 @@ def training(
 def test_by_the_operations_of_a_model(name: str) -> None:
     make, shape, expected = MODELS[name]
     given = training(make(), shape)
-    before = torch.get_rng_state(), given.flat.row(given.flat.module)
+    before = torch.get_rng_state(), given.flat.flatten_module(given.flat.module)
     assert default_engine_name(given, CLIENTS, "fp32") == expected
-    assert make_default_engine(given, given, CLIENTS).how == expected
+    assert make_default_engine(given, given, CLIENTS).description == expected
     assert torch.equal(torch.get_rng_state(), before[0])
-    for was, now in zip(before[1], given.flat.row(given.flat.module), strict=True):
+    for was, now in zip(before[1], given.flat.flatten_module(given.flat.module), strict=True):
         assert torch.equal(was, now), "looking at a module changes nothing"
 
 
@@ -100,7 +107,7 @@ def test_neither_threads_nor_samples_matter() -> None:
             torch.set_num_threads(count)
             found |= {default_engine_name(given, CLIENTS, "fp32")}
         huge = replace(
-            given, supply=InMemorySamples(torch.full_like(given.supply.first(60), 1e30), given.supply.targets_N)
+            given, samples=InMemorySamples(torch.full_like(given.samples.first(60), 1e30), given.samples.targets_N)
         )
         found |= {default_engine_name(huge, CLIENTS, "fp32")}
     finally:
@@ -119,12 +126,12 @@ def test_what_is_left_to_the_loop() -> None:
     assert default_engine_name(given, MIN_CLIENTS - 0.5, "fp32") == "loop", "few take part"
     assert default_engine_name(given, CLIENTS, "bf16") == "loop", "16 bits"
     chain = Leaf(leaf().lr, (corrections, own_stage))
-    assert default_engine_name(replace(given, leaf=chain), CLIENTS, "fp32") == "loop", "a stage of one's own"
+    assert default_engine_name(replace(given, client_update=chain), CLIENTS, "fp32") == "loop", "a stage of one's own"
     uneven = [given.partition[0], *(part[:1] for part in given.partition[1:])]
     assert default_engine_name(replace(given, partition=uneven), CLIENTS, "fp32") == "loop", "batches would be padded"
     deciding = training(Deciding(64, 3))
     assert default_engine_name(deciding, CLIENTS, "fp32") == "stacked"
-    assert make_default_engine(deciding, deciding, CLIENTS).how == "loop", (
+    assert make_default_engine(deciding, deciding, CLIENTS).description == "loop", (
         "what cannot be stacked, without a reason told"
     )
 
@@ -132,15 +139,15 @@ def test_what_is_left_to_the_loop() -> None:
 def test_what_cannot_be_padded_needs_enough_clients_of_a_length() -> None:
     given = training(images(nn.BatchNorm2d(8), nn.ReLU()), clients=MIN_CLIENTS * 2, each=8)
     ragged = replace(given, partition=[part[: 7 + n % 2] for n, part in enumerate(given.partition)])
-    assert make_default_engine(given, given, 2 * MIN_CLIENTS).how == "stacked"
+    assert make_default_engine(given, given, 2 * MIN_CLIENTS).description == "stacked"
     assert mean_distinct_batch_lengths(ragged) == 1.5, "all of a pass's first batches are full, half of the second"
-    assert make_default_engine(ragged, ragged, 1.5 * MIN_CLIENTS).how == "stacked"
-    assert make_default_engine(ragged, ragged, 1.5 * MIN_CLIENTS - 1).how == "loop"
-    whole = replace(ragged, batch=None)
+    assert make_default_engine(ragged, ragged, 1.5 * MIN_CLIENTS).description == "stacked"
+    assert make_default_engine(ragged, ragged, 1.5 * MIN_CLIENTS - 1).description == "loop"
+    whole = replace(ragged, batch_size=None)
     assert mean_distinct_batch_lengths(whole) == 2
-    assert make_default_engine(whole, whole, 1.5 * MIN_CLIENTS).how == "loop"
+    assert make_default_engine(whole, whole, 1.5 * MIN_CLIENTS).description == "loop"
     padded = replace(ragged, flat=training(images(nn.ReLU())).flat)
-    assert make_default_engine(padded, padded, MIN_CLIENTS).how == "stacked"
+    assert make_default_engine(padded, padded, MIN_CLIENTS).description == "stacked"
 
 
 def test_a_rank_chooses_by_the_whole_tree() -> None:
@@ -169,7 +176,7 @@ def test_the_same_bits_twice_and_the_loop_s_up_to_rounding(capsys: pytest.Captur
 
 def test_nobody_is_told_of_an_engine_that_nobody_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     simulation = run(lambda: Deciding(64, 3))
-    assert simulation.engine.how == "loop" and simulation.notes == ()
+    assert simulation.engine.description == "loop" and simulation.notes == ()
     assert "asked for" not in capsys.readouterr().err
     assert any("asked for" in note for note in run(lambda: Deciding(64, 3), engine="stacked").notes)
 

@@ -26,7 +26,18 @@ def made(name: str, module: nn.Module | None = None, **more):
     parts = list(torch.arange(12).split(4))
     data = torch.randn(12, 3), torch.randint(2, (12,))
     return make_engine(
-        name, ClientTraining(flat, F.cross_entropy, InMemorySamples(*data), parts, leaf(), 2, "epochs", 0), **more
+        name,
+        ClientTraining(
+            flat=flat,
+            loss=F.cross_entropy,
+            samples=InMemorySamples(*data),
+            partition=parts,
+            client_update=leaf(),
+            batch_size=2,
+            sampling="epochs",
+            seed=0,
+        ),
+        **more,
     )
 
 
@@ -35,7 +46,7 @@ WAYS = ["loop", "stacked", "vmap"]
 
 @pytest.mark.parametrize("name", WAYS)
 def test_by_name(name: str) -> None:
-    assert made(name).how == name
+    assert made(name).description == name
 
 
 @pytest.mark.parametrize("fastest", WAYS)
@@ -43,18 +54,18 @@ def test_auto_takes_the_fastest_and_measures_once(fastest: str, monkeypatch: pyt
     timed = []
 
     def seconds(engine, *rest) -> float:
-        timed.append(engine.how)
-        return 1.0 if engine.how == fastest else 2.0
+        timed.append(engine.description)
+        return 1.0 if engine.description == fastest else 2.0
 
     monkeypatch.setattr(factory, "_time_engine", seconds)
-    assert made("auto").how == made("auto").how == fastest
+    assert made("auto").description == made("auto").description == fastest
     assert sorted(timed) == WAYS
     made("auto", nn.Linear(3, 2, bias=False))
     assert len(timed) == 2 * len(WAYS)
 
 
 def test_auto_measures_for_real() -> None:
-    assert made("auto").how in WAYS
+    assert made("auto").description in WAYS
 
 
 def test_auto_is_the_loop_where_the_model_needs_it() -> None:

@@ -71,7 +71,7 @@ def apart(expected: Result, got: Result) -> float:
 def test_every_rule_on_uneven_trees_with_ragged_clients(rule: str, depth: int) -> None:
     settings = {"rules": [rule] * depth, "depth": depth}
     stacked = federation(**settings, engine="stacked")
-    assert stacked.engine.how == "stacked"
+    assert stacked.engine.description == "stacked"
     # server optimisers divide by a square root of what is nearly zero at first, which makes
     # rounding large
     limit = 1e-2 if rule in ("adam", "yogi") else 1e-4
@@ -132,9 +132,9 @@ def test_lower_precisions_are_near(precision: str) -> None:
 def gradients(engine_name: EngineName, precision: str = "fp32", **settings) -> Tensor:
     """Each client's first gradient."""
     simulation = federation(**settings, engine=engine_name, precision=precision)
-    assert simulation.engine.how == engine_name
-    simulation.federation.begin()
-    return simulation.engine.gradients(simulation.federation.work(0, 1, 0))
+    assert simulation.engine.description == engine_name
+    simulation.federation.begin_round()
+    return simulation.engine.gradients(simulation.federation.train_request(0, 1, 0))
 
 
 @pytest.mark.parametrize("inputs_times", [1, 1e5])
@@ -243,7 +243,7 @@ def test_a_code_beyond_the_vocabulary_breaks_its_client_alone(dtype: torch.dtype
         torch.manual_seed(0)
         settings = {"periods": [2], "rounds": 2, "batch": None, "device": "cuda", "engine": "stacked"}
         simulation = simulate(Computed().to(dtype), (codes, labels), parts, 3, "hfedavg", **settings)
-        assert simulation.engine.how == "stacked"
+        assert simulation.engine.description == "stacked"
         return simulation.run()
 
     broken = codes.clone()

@@ -57,7 +57,14 @@ def raising(problem: BaseException) -> Callable[..., Any]:
 
 def training(problem: BaseException) -> ClientTraining:
     return ClientTraining(
-        FlatModule(Failing(problem)), LOSS, InMemorySamples(X, LABELS), [torch.arange(6)], leaf(0.1), None, "epochs", 0
+        flat=FlatModule(Failing(problem)),
+        loss=LOSS,
+        samples=InMemorySamples(X, LABELS),
+        partition=[torch.arange(6)],
+        client_update=leaf(0.1),
+        batch_size=None,
+        sampling="epochs",
+        seed=0,
     )
 
 
@@ -110,8 +117,8 @@ PLACES: dict[str, Callable[[BaseException, pytest.MonkeyPatch], object]] = {
     "padding": of_padding,
     "an operation that is mapped": of_one_operation,
     "a batch of one": lambda problem, _: check_single_sample_batches(
-        ModelUnderTest(training(problem).flat, *training(problem).flat.row(Failing(problem)), LOSS), X, LABELS, 5,
-        "epochs", {"it": 6},
+        ModelUnderTest(training(problem).flat, *training(problem).flat.flatten_module(Failing(problem)), LOSS),
+        X, LABELS, 5, "epochs", {"it": 6},
     ),
 }  # fmt: skip
 

@@ -101,7 +101,7 @@ def test_the_loop_is_plain_autocast(name: str, precision: str) -> None:
 def test_vmap_rounds_like_autocast(name: str, precision: str) -> None:
     simulation = run(made(name), "vmap", precision)
     result = simulation.run()
-    assert (simulation.engine.how, simulation.engine.precision, simulation.notes) == ("vmap", precision, ())
+    assert (simulation.engine.description, simulation.engine.precision, simulation.notes) == ("vmap", precision, ())
     assert apart(result.module, plain_rounds(made(name), precision)) < 5e-3
     assert apart(result.module, plain_rounds(made(name), "fp32")) > 1e-6
 
@@ -125,7 +125,7 @@ def test_whoever_falls_back_keeps_the_precision(engine: str, capsys) -> None:
 def test_a_cast_weight_is_not_kept_for_another_client() -> None:
     """The library keeps what it cast as long as an autocast of the user's own goes on."""
     simulation = run(made("tied"), "loop", "bf16")
-    simulation.federation.begin()
+    simulation.federation.begin_round()
     work = simulation.federation.work(0, 3, 0)
     expected = simulation.engine.train(work).x_AP
     with torch.autocast("cpu", torch.bfloat16):

@@ -34,7 +34,7 @@ class Of(nn.Module):
 
 
 def rows_of(flat: FlatModule, clients: int) -> tuple[Tensor, Tensor]:
-    x_P, b_Z = flat.row(flat.module)
+    x_P, b_Z = flat.flatten_module(flat.module)
     random = torch.Generator().manual_seed(3)
     x_CP = x_P + 0.3 * torch.randn(clients, len(x_P), generator=random, dtype=x_P.dtype)
     return x_CP, b_Z.repeat(clients, 1)
@@ -47,7 +47,7 @@ def difference(module: nn.Module, inputs_CB: Tensor) -> float:
     flat = FlatModule(module.double().train())
     program = TracedProgram(flat, inputs_CB[0])
     x_CP, b_CZ = rows_of(flat, len(inputs_CB))
-    named = {name: view.detach().requires_grad_() for name, view in flat.named(x_CP, b_CZ).items()}
+    named = {name: view.detach().requires_grad_() for name, view in flat.unflatten(x_CP, b_CZ).items()}
     outputs_CB, _ = program(named, inputs_CB)
     weights = [named[name] for name in flat.names]
     parts = torch.autograd.grad(outputs_CB.cos().sum(), weights, allow_unused=True, materialize_grads=True)
@@ -131,7 +131,7 @@ def test_resnet() -> None:
     flat = FlatModule(resnet18_gn((3, 8, 8), 5))
     inputs, targets = torch.randn(2, 3, 8, 8), torch.tensor([1, 4])
     stacked = Stacked(flat, F.cross_entropy, inputs, labels=True)
-    x_P, b_Z = flat.row(flat.module)
+    x_P, b_Z = flat.flatten_module(flat.module)
     batch = ClientBatches(inputs[None], targets[None], torch.ones(1, 2, dtype=torch.bool), torch.tensor([2]).numpy())
     got_P = stacked(x_P[None], b_Z[None], batch)[0]
     expected_P = flat.gradient(x_P, b_Z, inputs, targets, F.cross_entropy)

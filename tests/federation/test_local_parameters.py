@@ -106,7 +106,7 @@ def test_fedbn_is_fedbn() -> None:
 @pytest.mark.parametrize("rules", ["hfedavg", "mtgc", "scaffold", "fedprox", "feddyn", "median"])
 def test_every_engine_and_rule(rules: str) -> None:
     simulations = [run(Grouped, rules, ["norm", "head.bias"], engine=engine) for engine in ENGINES]
-    assert [each.engine.how for each in simulations] == ENGINES
+    assert [each.engine.description for each in simulations] == ENGINES
     rows = [each.run().models[-1] for each in simulations]
     assert all(torch.allclose(rows[0], other, atol=1e-10) for other in rows)
     whole = run(Grouped, rules, None).run()
@@ -122,7 +122,7 @@ def test_corrections_sum_to_zero_over_what_is_shared() -> None:
     assert clients.shape == result.models[-1].shape
     for rows in (groups, clients[:2], clients[2:]):
         assert float(rows.sum(dim=0).abs().max()) < 1e-12 < float(rows.abs().max())
-    stays = result.flat.named(torch.arange(result.flat.parameters), torch.empty(result.flat.buffers))
+    stays = result.flat.unflatten(torch.arange(result.flat.parameters), torch.empty(result.flat.buffers))
     assert not clients[:, [int(i) for name in ("norm.weight", "norm.bias") for i in stays[name]]].any()
 
 
@@ -251,5 +251,5 @@ def test_in_a_config() -> None:
         "run": {"rounds": 1},
     }
     simulation = experiment(Config.of(values))
-    assert len(simulation.home.parameters.home_K) > 0
+    assert len(simulation.home.parameters.local_K) > 0
     assert simulation.federation.levels[0].model.shape[1] == len(simulation.home.parameters.shared_S)

@@ -173,7 +173,7 @@ def test_agrees_with_peft_on_a_language_model() -> None:
 
 def test_engines_agree_and_the_base_stays() -> None:
     results = [run(engine) for engine in ENGINES]
-    assert [simulation.engine.how for simulation in results] == ENGINES
+    assert [simulation.engine.description for simulation in results] == ENGINES
     rows = [simulation.run().models[0] for simulation in results]
     assert all(torch.allclose(rows[0], other, atol=1e-5) for other in rows[1:])
     result = results[0].result()

@@ -70,7 +70,7 @@ def clocked(simulation: Simulation) -> list[ClockedRound]:
 def test_who_is_late_is_as_absent_as_who_is_not_drawn(name: str) -> None:
     """The run with a draw of the user's own that leaves the same nodes out has the same bits."""
     ours = waiting(POLICIES[name])
-    present = ours.federation.participation[1]
+    present = ours.federation.edges[1].participation
     assert callable(present)
     others = waiting(None, network=None, participation=[present, present])
     found, wanted = ours.run(progress=False), others.run(progress=False)

@@ -35,7 +35,7 @@ def batch(lengths: list[int]) -> ClientBatches:
 
 
 def trained(method: CompiledGradients, lengths: list[int]) -> Tensor:
-    x_P, b_Z = method.flat.row(method.flat.module)
+    x_P, b_Z = method.flat.flatten_module(method.flat.module)
     return method(x_P.repeat(len(lengths), 1), b_Z.repeat(len(lengths), 1), batch(lengths)).g_CP
 
 
@@ -124,7 +124,7 @@ def test_several_inputs_and_outputs() -> None:
             lambda: module, ({"codes": codes, "mask": mask}, targets), parts, 3, "mtgc",
             rounds=2, periods=[3], batch=4, seed=5, leaf=leaf(0.1), engine=engine,
         )  # fmt: skip
-        assert sim.engine.how == engine
+        assert sim.engine.description == engine
         found[engine] = sim.run().models[1]
     assert float((found["loop"] - found["stacked"]).abs().max()) < 1e-10
     assert float((found["loop"][0] - found["loop"][1]).abs().max()) > 1e-3

@@ -39,7 +39,9 @@ def writing(way: Callable[[Tensor, Tensor], object], kept: Tensor) -> nn.Module:
 def test_however_it_is_written(whose: str, way: Callable[[Tensor, Tensor], object]) -> None:
     kept = torch.ones(4)
     flat = FlatModule(writing(way, nn.Parameter(kept, requires_grad=False) if whose == "frozen weights" else kept))
-    found = profile_module(flat, F.cross_entropy, *flat.row(flat.module), torch.randn(4, 4), torch.tensor([0, 1, 2, 1]))
+    found = profile_module(
+        flat, F.cross_entropy, *flat.flatten_module(flat.module), torch.randn(4, 4), torch.tensor([0, 1, 2, 1])
+    )
     assert found.writes == (whose,)
 
 

@@ -245,7 +245,7 @@ for rules, chain in (("mtgc", usual), (pulls, usual), ("mtgc", adam)):
     given = {"model": model, "inputs": inputs, "rules": rules, "leaf": chain, "initial": model().state_dict(), **more}
     expected = pairs.federation(**given).run()
     sim = pairs.stacked(pairs.federation(**given), chunk=2)
-    assert sim.engine.how == "stacked", sim.engine.how
+    assert sim.engine.description == "stacked", sim.engine.description
     got = sim.run()
     assert not torch.equal(expected.models[0][0], expected.models[-1][0])
     for a, b in zip(expected.models, got.models, strict=True):
