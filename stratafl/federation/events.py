@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from stratafl.federation.sync import AggregationResult
+from stratafl.federation.sync import AggregationResult, AggregatorState, ReceivedUpdates
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -80,6 +80,37 @@ class LevelSynchronized:
     counts: SyncCounts
     models: SyncModels | None
     """None where only messages are counted."""
+
+    @staticmethod
+    def from_result(
+        level: int,
+        model_NP: Tensor,
+        correction_NP: Tensor | None,
+        *,
+        received: ReceivedUpdates,
+        before: AggregatorState,
+        result: AggregationResult,
+        takes_mean: bool,
+        upload_bytes: int,
+        broadcast_bytes: int,
+        is_answered: bool,
+    ) -> LevelSynchronized:
+        """The event of an aggregation; before: the parents' state until then."""
+        counts = SyncCounts(
+            reported_N=received.reported_N,
+            accepted_N=result.accepted_N,
+            upload_bytes=upload_bytes,
+            broadcast_bytes=broadcast_bytes,
+            is_answered=is_answered,
+        )
+        models = SyncModels(
+            model_NP=model_NP,
+            start_MP=before.model_MP,
+            correction_NP=correction_NP,
+            result=result,
+            takes_mean=takes_mean,
+        )
+        return LevelSynchronized(level=level, counts=counts, models=models)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

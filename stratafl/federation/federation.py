@@ -30,8 +30,6 @@ from stratafl.federation.events import (
     ModelFromAbove,
     Observer,
     RoundBegan,
-    SyncCounts,
-    SyncModels,
 )
 from stratafl.federation.state import LevelState, receives_broadcast
 from stratafl.federation.sync import (
@@ -406,22 +404,17 @@ class Federation:
         self.levels[level - 1] = self._after_aggregation(
             level - 1, result, broadcasts=is_answered or not is_overwritten
         )
-        synchronized = LevelSynchronized(
-            level=level,
-            counts=SyncCounts(
-                reported_N=received.reported_N,
-                accepted_N=result.accepted_N,
-                upload_bytes=row_bytes(upload.payload),
-                broadcast_bytes=self.levels[level - 1].broadcast_bytes,
-                is_answered=is_answered,
-            ),
-            models=SyncModels(
-                model_NP=children.model if edge.late is None else received.message[MODEL],
-                start_MP=parents.broadcast[MODEL],
-                correction_NP=children.correction,
-                result=result,
-                takes_mean=edge.rule.reduce is None,
-            ),
+        synchronized = LevelSynchronized.from_result(
+            level,
+            children.model if edge.late is None else received.message[MODEL],
+            children.correction,
+            received=received,
+            before=before,
+            result=result,
+            takes_mean=edge.rule.reduce is None,
+            upload_bytes=row_bytes(upload.payload),
+            broadcast_bytes=self.levels[level - 1].broadcast_bytes,
+            is_answered=is_answered,
         )
         for observer in self.observers:
             observer.on_sync(synchronized)
