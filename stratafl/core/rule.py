@@ -1,4 +1,5 @@
-"""A rule says what a child and its parent do when they meet: one rule per edge level of the tree.
+"""The rule contract: what a child and its parent compute when they synchronise, one rule per edge
+level of the tree.
 
 A rule is a tuple of pure functions over rows (N x P, one row per node), state in and state out.
 Called with all rows of a level (a simulation) or with one row (a real client), it is the same rule.
@@ -6,14 +7,14 @@ A new method is a difference from `average()`:
 
     fedprox = average()._replace(local=lambda x, g, edge: g + mu * (x - edge.model))
 
-What happens around one meeting of edge level m, in order:
+One synchronisation of edge level m, in order:
 
-    leaves train              direction = local(x, g + corrections on the path to the root, edge)
+    clients train             direction = local(x, g + corrections on the path to the root, edge)
     children send             state, message = up(state, x, edge)
-    the parent reduces        mean = weighted mean of the messages that came and are sound
+    the parent reduces        mean = weighted mean of the messages that arrived and are valid
     the parent merges         memory, model = merge(memory, start, mean, share)
-    children learn            state = down(state, x, edge)
-    if the parent meets its own parent at the same moment, a newer model comes from above:
+    children take the answer  state = down(state, x, edge)
+    if the parent synchronises with its own parent at once, a newer model comes from above:
                               state = relay(state), instead of `down` where the rule has one
     if the rule asks for it   state = from_gradient(state, g, mean_g), both at the new model
     the subtree adds          correction(state, note(memory))
@@ -48,8 +49,8 @@ Kind = TypeVar("Kind", bound=type)
 
 
 class LazyRows(Protocol):
-    """Rows that siblings share: a parent's model is one row, and most rules never need a copy for
-    each child."""
+    """Rows that siblings share: a parent's model is one row, and most rules need no copy for each
+    child."""
 
     def dense(self) -> Tensor:
         """Each child's own copy."""
@@ -61,19 +62,19 @@ class LazyRows(Protocol):
 
 
 class SgdPath(NamedTuple):
-    """Where plain SGD would have come along the same directions, where that is not where models are
-    (see `core.client_update`)."""
+    """The point that plain SGD would have reached along the same directions, where models did not
+    reach it (see `core.client_update`)."""
 
     start: Tensor | LazyRows
-    """Where the path was when the child got its model."""
+    """The path's point when the child got its model."""
     end: Tensor
-    """Where the child's own path ended, as its parent knows it."""
+    """The end of the child's own path, as its parent knows it."""
     merged: Tensor | LazyRows | None = None
-    """Where the parent's path ended, in `down` only, as `Edge.merged` is there."""
+    """The end of the parent's path, in `down` only, like `Edge.merged`."""
 
 
 class Edge:
-    """What a child knows of its parent since they last met.
+    """Values that a child and its parent both know since their last synchronisation.
 
     `model` is the model the child got; `correction` what this edge adds to every gradient below it,
     None for nothing; `rate` the sum of the learning rates used since, one per row; `merged`, in
@@ -102,13 +103,13 @@ class Edge:
         return self._merged if isinstance(self._merged, Tensor) else self._merged.dense()
 
     def gradient(self, x: Tensor) -> Tensor:
-        """The mean direction of the steps below since the last meeting, corrections included:
+        """The mean direction of the steps below since the last synchronisation, with corrections:
         (model - x) / rate, or the same of the path; zero where the learning rates add up to 0."""
         start, end = (self.model, x) if self._path is None else (self._path.start, self._path.end)
         return ((start if isinstance(start, Tensor) else start.dense()) - end) / self._divisor
 
     def drift(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
-        """By how much the child's mean direction fell short of its parent's, added to `plus`:
+        """The mean direction of the parent minus that of the child, added to `plus`:
         (x - merged) / rate, or the same of the path; zero where the learning rates add up to 0."""
         end, merged = (x, self._merged) if self._path is None else (self._path.end, self._path.merged)
         if merged is None or isinstance(merged, Tensor):
@@ -117,16 +118,15 @@ class Edge:
 
     @property
     def _divisor(self) -> Tensor:
-        """The rate; infinite where it is 0, since a model that made no steps tells nothing of
-        gradients."""
+        """The rate; infinite where it is 0, so that a model without steps has gradient zero."""
         return torch.where(self.rate == 0, torch.inf, self.rate)
 
     def among(self, rows: int) -> Edge:
-        """The first so many children's alone."""
+        """The edge of the first children alone."""
         return Edge(self.model[:rows], None if self.correction is None else self.correction[:rows], self.rate[:rows])
 
     def tensors(self) -> list[Tensor]:
-        """Model, correction and rate, as far as there are any."""
+        """Model, rate, and the correction if there is one."""
         return [part for part in (self.model, self.correction, self.rate) if part is not None]
 
 
