@@ -36,7 +36,7 @@ from stratafl.engine.loop import LoopEngine
 from stratafl.engine.module_profile import PROBE_SAMPLES, profile_module, reproducibility_notes, sanitise_samples
 from stratafl.engine.validation import ModelUnderTest
 from stratafl.federation.federation import Federation
-from stratafl.federation.local_parameters import LocalParameters, match_local_parameters
+from stratafl.federation.local_parameters import ClientTrainer, LocalParameters, match_local_parameters
 from stratafl.federation.sync import edge_levels
 from stratafl.metrics.communication import CommunicationMeter
 from stratafl.metrics.drift import Drift
@@ -257,10 +257,10 @@ def _drift(federation: Federation, home: LocalParameters, diagnose: str, trainin
         return None
     if diagnose == "drift":
         return Drift(federation.tree)
-    whole_data = LoopEngine(replace(training, batch_size=None, augment=None))
+    whole_data = ClientTrainer(LoopEngine(replace(training, batch_size=None, augment=None)), home)
 
     def gradients(level: int, x_MP: Tensor) -> Tensor:
-        return home.shared(whole_data.gradients(home.widen_request(federation.gradient_request(level, x_MP))))
+        return whole_data.gradients(federation.gradient_request(level, x_MP))
 
     return Drift(federation.tree, gradients)
 
