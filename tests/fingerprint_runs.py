@@ -76,11 +76,11 @@ def nodes_of_simulation(tree: Tree, state: dict[str, Any]) -> dict[str, Tensors]
     for level, now in enumerate(levels):
         add("model", level, now["model"])
         add("buffers", level, now["buffers"])
-        add("rate", level, now["rate_N"])
+        add("rate", level, now["lr_sum_N"])
         add("active", level, now["active_N"])
         if level < tree.depth:
-            add("held", level, now["given"]["model"])
-            add("held buffers", level, now["given"]["buffers"])
+            add("held", level, now["broadcast"]["model"])
+            add("held buffers", level, now["broadcast"]["buffers"])
             for key, rows in now["memory"].items():
                 add(f"memory {key}", level, rows)
         if level > 0:

@@ -184,12 +184,11 @@ def step_seconds(leaf: Path) -> float:
         flat, chain = node.engine.training.flat, node.engine.leaf
         x_1P, b_1B = torch.zeros(1, flat.parameters), torch.zeros(1, flat.buffers)
         at_1 = np.zeros(node.number + 1, dtype=np.int64)
-        state = (
-            {name: IndexedRows(rows, at_1) for name, rows in chain.optimiser.init(x_1P).items()} if chain.keeps else {}
-        )
+        state = chain.optimiser.init(x_1P) if chain.keeps_optimizer_state else {}
         work = TrainRequest(
-            x=IndexedRows(x_1P, at_1), b=IndexedRows(b_1B, at_1), corrections=(IndexedRows(x_1P, at_1),) * 2, pulls=(),
-            active=[node.number], step=0, steps=here.job.every[-1], round=0, optimiser=state, has_path=False,
+            model=IndexedRows(x_1P, at_1), buffers=IndexedRows(b_1B, at_1), corrections=(IndexedRows(x_1P, at_1),) * 2,
+            clients=[node.number], steps=here.job.every[-1],
+            client_rows={name: IndexedRows(rows, at_1) for name, rows in state.items()},
         )  # fmt: skip
         taken = []
         for _ in range(5):

@@ -31,7 +31,7 @@ from stratafl.base.topology import Tree
 from stratafl.config.schema import Config, RunConfig
 from stratafl.core.flat_module import FlatModule
 from stratafl.federation.federation import Federation
-from stratafl.federation.sync import extras_of
+from stratafl.federation.sync import edge_levels, extras_of
 from stratafl.metrics.communication import CommunicationMeter
 from stratafl.models.registry import build
 from stratafl.rules.registry import rules_for
@@ -48,9 +48,9 @@ CLIENTS, TIMES = "10x10", 3
 def paper_state(method: str, device: torch.device) -> StateDict:
     """A federation's state with values as different as after training."""
     flat = FlatModule(build("cnn", (3, 32, 32), 10))
-    x_P, b_B = (row.to(device) for row in flat.row(flat.module))
+    x_P, b_B = (row.to(device) for row in flat.flatten_module(flat.module))
     tree = Tree.of(CLIENTS)
-    federation = Federation(tree, rules_for(method, tree.depth), x_P, b_B, [None, None], seed=0)
+    federation = Federation(tree, edge_levels(rules_for(method, tree.depth), seed=0), x_P, b_B)
     noise = torch.Generator(device).manual_seed(0)
 
     def trained(rows: torch.Tensor) -> torch.Tensor:
@@ -59,16 +59,16 @@ def paper_state(method: str, device: torch.device) -> StateDict:
     kept = [1] if method == "mtgc" else [1, 2]
     for level, now in enumerate(federation.levels):
         model = trained(now.model)
-        given = {**now.given, "model": model} if now.given else {}
-        now = replace(now, model=model, given=given)
+        given = {**now.broadcast, "model": model} if now.broadcast else {}
+        now = replace(now, model=model, broadcast=given)
         if level in kept:
             state = {name: trained(rows) for name, rows in now.state.items()}
             note = {
                 name: tree.to_children(level, rows)
-                for name, rows in extras_of(federation.levels[level - 1].given).items()
+                for name, rows in extras_of(federation.levels[level - 1].broadcast).items()
             }
             # what follows from a state is part of a checkpoint, too
-            now = replace(now, state=state, correction=federation.rules[level].correction(state, note))
+            now = replace(now, state=state, correction=federation.edges[level].rule.correction(state, note))
         federation.levels[level] = now
     return {"step": 0, "federation": federation.saved(), "traffic": CommunicationMeter(tree).saved(), "chunk": None}
 

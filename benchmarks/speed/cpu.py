@@ -173,8 +173,9 @@ def chosen(job: TrainingJob) -> dict[str, Any]:
     """The default engine, and the properties that decide it."""
     supply = InMemorySamples(job.inputs, job.targets)
     training = ClientTraining(
-        FlatModule(job.module), F.cross_entropy, supply, ClientIndex.from_lists(job.partition),
-        leaf(LR), job.batch, "epochs", SEED,
+        flat=FlatModule(job.module), loss=F.cross_entropy, samples=supply,
+        clients=ClientIndex.from_lists(job.partition), client_update=leaf(LR), batch_size=job.batch,
+        sampling="epochs", seed=SEED,
     )  # fmt: skip
     profile = profile_module(training)
     mean = round(profile.mean_output_bytes / 1024, 1)

@@ -35,6 +35,7 @@ from stratafl.data.transforms import flip_and_crop
 from stratafl.engine.factory import EngineName, drift_kernel, make_engine
 from stratafl.engine.precision import HALF_DTYPES, PRECISIONS, Precision, float32_matmul_precision
 from stratafl.federation.federation import Federation
+from stratafl.federation.sync import edge_levels
 from stratafl.models.registry import build, count_parameters
 from stratafl.rules.registry import rules_for
 
@@ -222,9 +223,7 @@ def _row(name: str, precision: Precision, job: TrainingJob, floor: float, rounds
         spent_ms = {kind: ms / job.steps for kind, ms in _profiled(run).items()}
         spent_ms["idle"] = max(0.0, 1e3 * step - sum(spent_ms.values()))
     peak = None if name == "jax" else peak
-    return BenchmarkRow(
-        name, precision, run.description, 1e3 * step, clients / step, peak, floor / step, stages_ms, spent_ms
-    )
+    return BenchmarkRow(name, precision, run.description, 1e3 * step, clients / step, peak, floor / step, stages_ms, spent_ms)
 
 
 def task_job(model: str, task: Task, clients: int, batch: int, steps: int, device: torch.device) -> TrainingJob:
@@ -299,30 +298,33 @@ def _engine(name: EngineName, job: TrainingJob, precision: Precision) -> Prepare
     groups = next(n for n in range(math.isqrt(clients), 0, -1) if clients % n == 0)
     chain = leaf(LR, clip_norm=CLIP)
     training = ClientTraining(
-        flat,
-        F.cross_entropy,
-        InMemorySamples(job.inputs, job.targets),
-        ClientIndex.from_lists(job.partition),
-        chain,
-        job.batch,
-        "epochs",
-        SEED,
-        job.augment,
+        flat=flat,
+        loss=F.cross_entropy,
+        samples=InMemorySamples(job.inputs, job.targets),
+        clients=ClientIndex.from_lists(job.partition),
+        client_update=chain,
+        batch_size=job.batch,
+        sampling="epochs",
+        seed=SEED,
+        augment=job.augment,
     )
     engine = make_engine(name, training, precision=precision)
-    x_P, b_B = (row.to(device) for row in flat.row(job.module))
+    x_P, b_B = (row.to(device) for row in flat.flatten_module(job.module))
     tree = Tree.of(f"{groups}x{clients // groups}")
-    federation = Federation(tree, rules_for("mtgc", 2), x_P, b_B, [None, None], SEED, drift_kernel=drift_kernel(x_P))
+    federation = Federation(
+        tree, edge_levels(rules_for("mtgc", 2), seed=SEED), x_P, b_B, drift_kernel=drift_kernel(x_P)
+    )
     done = 0
 
     def train() -> None:
         nonlocal done
-        federation.begin()
-        federation.trained(engine.train(federation.work(done, job.steps, 0)), chain.rate(0, job.steps))
+        federation.begin_round()
+        result = engine.train(federation.train_request(done, job.steps, 0))
+        federation.apply_training(result, chain.lr_sum(0, job.steps))
         done += job.steps
 
     def meet() -> None:
-        federation.meet(2)
+        federation.synchronize(2)
 
     return PreparedRun(engine.how, {"train": train, "meet": meet})
 

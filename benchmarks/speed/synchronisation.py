@@ -16,6 +16,7 @@ from stratafl.base.topology import Tree
 from stratafl.core.client_training import TrainResult
 from stratafl.engine.factory import drift_kernel
 from stratafl.federation.federation import Federation
+from stratafl.federation.sync import edge_levels
 from stratafl.rules.registry import place
 
 PARAMETERS = 797_962
@@ -25,19 +26,19 @@ def milliseconds(device: torch.device, method: str, top: int, shape: str = "10x1
     """Median time of one synchronisation up to edge level `top`."""
     tree = Tree.of(shape)
     x_P = torch.randn(PARAMETERS, device=device)
-    rules, everybody = place(method, tree.depth), (None,) * tree.depth
-    federation = Federation(tree, rules, x_P, x_P[:0], everybody, seed=0, drift_kernel=drift_kernel(x_P))
+    edges = edge_levels(place(method, tree.depth), seed=0)
+    federation = Federation(tree, edges, x_P, x_P[:0], drift_kernel=drift_kernel(x_P))
     x_NP = x_P + 0.01 * torch.randn(tree.leaves, PARAMETERS, device=device)
     b_NB = x_NP[:, :0]
     spent = []
     for _ in range(times):
-        federation.begin()
-        federation.trained(TrainResult(x_NP, b_NB, b_NB, {}), 0.1)
+        federation.begin_round()
+        federation.apply_training(TrainResult(model_AP=x_NP, buffers_AB=b_NB, path_AP=b_NB, client_rows={}), 0.1)
         if top < tree.depth:
-            federation.levels[top].rate_N[:] += 0.1
+            federation.levels[top].lr_sum_N[:] += 0.1
         _wait(device)
         began = time.perf_counter()
-        federation.meet(top)
+        federation.synchronize(top)
         _wait(device)
         spent.append(1e3 * (time.perf_counter() - began))
     return float(np.median(spent))

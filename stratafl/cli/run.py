@@ -121,8 +121,8 @@ def _show(launch: Launch, tracked: Sequence[str], quiet: bool, as_json: bool) ->
             display.show(record)
             follow(record)
 
-        launch.simulation.met = display.met
-        done = launch.run(watch, display.say)
+        launch.simulation.met = display.on_sync
+        done = launch.run(watch, display.print_line)
     summary = done.summary
     if as_json:
         print(json.dumps({**summary, "path": str(done.path)}))

@@ -44,7 +44,7 @@ def sweep_command(
         say = _say if quiet else display.say
         outcomes = run_all(configs, folder, workers, display.show, say, keep_stale=keep_stale, target=goal)
     stored = {o.name: read_run(o.path) for o in outcomes if o.status == format.DONE and o.path is not None}
-    goal = goal and goal.towards({name: way for run in stored.values() for name, way in run.better.items()})
+    goal = goal and goal.with_direction({name: way for run in stored.values() for name, way in run.better.items()})
     rows = table(plan.entries, stored, goal)
     if as_json:
         print(json.dumps({

@@ -165,16 +165,16 @@ def leaf_trainer(config: Config, leaf: int, data: Pair, outputs: int) -> ClientT
     training = ClientTraining(
         flat=start.flat,
         loss=subject.loss,
-        supply=supply,
+        samples=supply,
         clients=ClientIndex(torch.arange(samples), np.array([0] * (leaf + 1) + [samples])),
-        leaf=chain,
-        batch=batch,
+        client_update=chain,
+        batch_size=batch,
         sampling=sampling,
         seed=check_integer("run.seed", config.run.seed),
         augment=augment_of(config.data),
     )
     home = _home(config, start.flat)
-    return ClientTrainer(LoopEngine(training), home, home.first(start.x_P, start.b_B)[2])
+    return ClientTrainer(LoopEngine(training), home, home.split_initial(start.x_P, start.b_B)[2])
 
 
 def _home(config: Config, flat: FlatModule) -> LocalParameters:
@@ -224,12 +224,12 @@ class RootSetup:
     @property
     def shared(self) -> tuple[Tensor, Tensor]:
         """What the run begins with of what is sent: a row of parameters and one of buffers."""
-        return self.home.first(self.start.x_P, self.start.b_B)[:2]
+        return self.home.split_initial(self.start.x_P, self.start.b_B)[:2]
 
     def whole(self, x_S: Tensor, b_S: Tensor) -> tuple[Tensor, Tensor]:
         """A model with what stays with the leaves as it was at first, which is all that a root
         has of it."""
-        return self.home.as_at_first(x_S, b_S, self.home.first(self.start.x_P, self.start.b_B)[2])
+        return self.home.with_initial_local(x_S, b_S, self.home.split_initial(self.start.x_P, self.start.b_B)[2])
 
     @attribute_errors()
     def metrics(self, round: int, x_S: Tensor, b_S: Tensor) -> dict[str, float]:
@@ -272,7 +272,7 @@ def _workload(
     return measured(
         subject,
         data.samples.to(CPU, subject.flat.dtype).head(1),
-        home.first(subject.x_P, subject.b_B)[:2],
+        home.split_initial(subject.x_P, subject.b_B)[:2],
         rules_for(rules_of(config), tree.depth),
         config.leaf.chain(config.run.rounds),
         schedule_of(config, tree.depth),

@@ -20,17 +20,17 @@ import numpy as np
 from stratafl.core.rule import Edge, Rows
 
 MODEL, BUFFERS = "model", "buffers"
-"""What every message and every parcel has besides what a rule adds."""
+"""Names of the rows that every message has besides those that a rule adds."""
 
 
 class ChannelKey(NamedTuple):
-    """Where in a run something is sent: a channel that draws random numbers draws them by this."""
+    """Key of a channel's random numbers: the place of a message in a run."""
 
     seed: int
     level: int
     """The level of the edge."""
     round: int
-    """How many rounds this edge level has begun."""
+    """Number of rounds that this edge level has begun."""
     nodes_N: np.ndarray
     """The senders' numbers in the whole tree."""
 
@@ -39,12 +39,12 @@ class Channel(NamedTuple):
     """The functions of one edge level in one direction."""
 
     init: Callable[[Rows], Rows]
-    """The sender's memory of this channel, given something of the form it is going to send."""
+    """The sender's initial memory of this channel, from a message of the form it will send."""
     encode: Callable[[Rows, Rows, Edge | None, ChannelKey], tuple[Rows, Rows]]
-    """The sender's new memory and the payload, from its memory, the message, what both sides know
-    since they last met (None on the way down, where a child may have missed that) and the key."""
+    """The sender's new memory and the payload, from its memory, the message, values that both sides
+    know (None on the way down, where a child may have missed the last message) and the key."""
     decode: Callable[[Rows, Edge | None], Rows]
-    """The message as it is understood, from the payload and what both sides know."""
+    """The message as the receiver understands it, from the payload and the values both know."""
 
 
 def identity() -> Channel:
@@ -63,6 +63,10 @@ class Channels(NamedTuple):
     down: Channel = identity()
 
 
+EXACT = Channels()
+"""Channels that send everything as it is."""
+
+
 def row_bytes(payload: Rows) -> int:
-    """The bytes that each sender's row takes."""
+    """Size of each sender's row in bytes."""
     return sum(matrix.shape[1] * matrix.element_size() for matrix in payload.values())

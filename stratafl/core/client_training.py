@@ -1,13 +1,15 @@
-"""The seam between a run and whatever trains its leaves: "train these rows this many steps".
+"""Interface between a run and the engine that trains its clients.
 
-Shape suffixes: N leaves, A leaves that take part, C leaves of a chunk, P parameters, B buffer
+A run asks an engine to train these clients from these rows for so many steps, and gets rows back.
+
+Shape suffixes: N clients, A clients that take part, C clients of a chunk, P parameters, B buffer
 values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple, Protocol
@@ -28,76 +30,80 @@ from stratafl.data.dataset import BatchKey, ClientIndex, SampleSource
 from stratafl.data.inputs import Pair
 
 Augment = Callable[[Any, int, int | Tensor, int | Tensor], Any]
-"""(inputs of a batch, seed, client, step) -> inputs: drawn from the client's own stream. Where it
-can it also takes the batches of several clients, with an axis of clients in front, and a tensor of
-their numbers. Inputs are a tensor, or a table of tensors where they have names."""
+"""(inputs of a batch, seed, client, step) -> inputs, drawn from the client's own random stream.
+Where it can it also takes the batches of several clients, with an axis of clients in front, and a
+tensor of their numbers. Inputs are a tensor, or a table of tensors where they have names."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ClientTraining:
-    """What the leaves train, on what, and how: the same for every engine."""
+    """Model, data and settings of the clients' training: the same for every engine."""
 
     flat: FlatModule
     loss: Loss
-    supply: SampleSource
-    """The samples that `clients` has the numbers of."""
+    samples: SampleSource
     clients: ClientIndex
-    leaf: Leaf
-    """The chain to begin with; an engine's own may be changed between rounds."""
-    batch: int | None
+    """Each client's sample numbers in `samples`."""
+    client_update: Leaf
+    """The chain at the beginning; an engine's own may be changed between rounds."""
+    batch_size: int | None
+    """Samples per step; None for all of a client's."""
     sampling: Sampling
     seed: int
     augment: Augment | None = None
-    first: int = 0
-    """The first leaf's number in the whole tree, of which these may be a part: a leaf draws by that
-    number."""
+    first_client: int = 0
+    """Number of the first client in the whole tree, of which these may be a part: random streams
+    depend on that number."""
 
-    def samples(self, number: int, step: int, index_B: Tensor) -> Pair:
-        """What a leaf, by its number in the whole tree, trains on in a step."""
-        inputs, targets = self.supply.batch(index_B, BatchKey(self.seed, number, step))
-        return (inputs if self.augment is None else self.augment(inputs, self.seed, number, step)), targets
+    def batch(self, client: int, step: int, index_B: Tensor) -> Pair:
+        """The batch of a client, by its number in the whole tree, in a step."""
+        inputs, targets = self.samples.batch(index_B, BatchKey(self.seed, client, step))
+        return (inputs if self.augment is None else self.augment(inputs, self.seed, client, step)), targets
 
-    def steps(self, leaf: Leaf, client: int, count: int) -> int:
-        """A client's own steps, of so many that a schedule counts: these are passes over its data
-        where the chain says so."""
-        return count if leaf.epochs is None else count * steps_per_epoch(len(self.clients[client]), self.batch)
+    def steps(self, client_update: Leaf, client: int, count: int) -> int:
+        """A client's own number of steps for a number of a schedule's, which counts passes over the
+        client's data where the chain has `epochs`."""
+        if client_update.epochs is None:
+            return count
+        return count * steps_per_epoch(len(self.clients[client]), self.batch_size)
 
-    def owners(self) -> dict[CodeType, str]:
-        """Whose each function is that a user may have written."""
+    def function_names(self) -> dict[CodeType, str]:
+        """Names for errors, by code object, of the functions that a user may have written."""
         kind = type(self.flat.module).__name__
         parts = [type(part).forward for part in self.flat.module.modules()]
-        named: list[tuple[str, object]] = [(f"model {kind!r}:", forward) for forward in parts]
-        named += [("loss", unwrap_loss(self.loss)), ("augment", self.augment), ("learning rate", self.leaf.lr)]
-        named += [("stage", stage) for stage in self.leaf.stages]
-        named += [("optimiser", self.leaf.optimiser.init), ("optimiser", self.leaf.optimiser.step)]
-        codes = [(what, code_object(function)) for what, function in named]
-        return {code: f"{what} {code.co_qualname}" for what, code in reversed(codes) if code and _is_users(code)}
+        functions: list[tuple[str, object]] = [(f"model {kind!r}:", forward) for forward in parts]
+        functions += [("loss", unwrap_loss(self.loss)), ("augment", self.augment)]
+        functions += [("learning rate", self.client_update.lr)]
+        functions += [("stage", stage) for stage in self.client_update.stages]
+        optimizer = self.client_update.optimiser
+        functions += [("optimiser", optimizer.init), ("optimiser", optimizer.step)]
+        codes = [(role, code_object(function)) for role, function in functions]
+        return {code: f"{role} {code.co_qualname}" for role, code in reversed(codes) if code and _is_users(code)}
 
 
 def _is_users(code: CodeType) -> bool:
-    """Whether code is neither this package's nor torch's: what is written for them may be installed
-    as a library."""
-    places = PACKAGE, Path(torch.__file__).parent
-    return not any(Path(code.co_filename).is_relative_to(place) for place in places)
+    """Whether code is neither this package's nor torch's; a user's may be installed as a
+    library."""
+    folders = PACKAGE, Path(torch.__file__).parent
+    return not any(Path(code.co_filename).is_relative_to(folder) for folder in folders)
 
 
 class LocalRule(NamedTuple):
-    """A rule's own direction, and the edge it looks at."""
+    """A rule's `local` with the edge that it is called with."""
 
     local: Callable[[Tensor, Tensor, Edge], Tensor]
     model: IndexedRows
     correction: IndexedRows | None
-    rate: IndexedRows
+    lr_sum: IndexedRows
 
     def edge(self, rows: Callable[[IndexedRows], Tensor]) -> Edge:
-        """The edge of the leaves whose rows are asked for."""
-        return Edge(rows(self.model), None if self.correction is None else rows(self.correction), rows(self.rate))
+        """The edge of the clients whose rows the function selects."""
+        return Edge(rows(self.model), None if self.correction is None else rows(self.correction), rows(self.lr_sum))
 
 
 @dataclass(frozen=True)
-class Anchor:
-    """The part of a proximal pull that is alike in every step: -strength * the model the parent
-    gave."""
+class ProximalOffset:
+    """The constant part of a proximal term, -strength * (the model that the parent gave)."""
 
     strength: float
 
@@ -106,92 +112,104 @@ class Anchor:
 
 
 def move_decay_behind_clip(
-    pulls: tuple[LocalRule, ...], stages: tuple[Stage, ...]
+    local_rules: tuple[LocalRule, ...], stages: tuple[Stage, ...]
 ) -> tuple[tuple[LocalRule, ...], tuple[Stage, ...]]:
-    """The pulls and the chain to train with, where some pulls ask for their strength * x behind the
-    clip: there it is weight decay, and what is left of them is an anchor. A chain with no clip, or
-    nothing that rules add, stays."""
-    last = max((place for place, stage in enumerate(stages) if reports_clipping(stage)), default=None)
-    adds = any(not (reports_clipping(stage) or isinstance(stage, decay)) for stage in stages)
-    rate, kept = 0.0, []
-    for pull in pulls:
-        if isinstance(pull.local, Proximal) and pull.local.after_clip:
-            rate += pull.local.strength
-            pull = pull._replace(local=Anchor(pull.local.strength))
-        kept.append(pull)
-    if last is None or not adds or not rate:
-        return pulls, stages
-    return tuple(kept), (*stages[: last + 1], decay(rate), *stages[last + 1 :])
+    """Add the strength * x of proximal terms that ask for it behind the clip, as weight decay.
+
+    The constant part of these terms stays where it is. A chain without a clip, or without a stage
+    that adds the rules' corrections, is not changed.
+    """
+    last_clip = max((place for place, stage in enumerate(stages) if reports_clipping(stage)), default=None)
+    adds_corrections = any(not (reports_clipping(stage) or isinstance(stage, decay)) for stage in stages)
+    rate, rest = 0.0, []
+    for local_rule in local_rules:
+        if isinstance(local_rule.local, Proximal) and local_rule.local.after_clip:
+            rate += local_rule.local.strength
+            local_rule = local_rule._replace(local=ProximalOffset(local_rule.local.strength))
+        rest.append(local_rule)
+    if last_clip is None or not adds_corrections or not rate:
+        return local_rules, stages
+    return tuple(rest), (*stages[: last_clip + 1], decay(rate), *stages[last_clip + 1 :])
 
 
-class TrainRequest(NamedTuple):
-    """What the leaves are to do until they next meet their parents."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainRequest:
+    """The training that clients do until the next synchronisation."""
 
-    x: IndexedRows
-    """Each leaf's model at the start."""
-    b: IndexedRows
-    corrections: tuple[IndexedRows, ...]
-    """The corrections on each leaf's path to the root, which add up."""
-    pulls: tuple[LocalRule, ...]
-    active: list[int]
-    """The leaves that take part."""
-    step: int
-    """How many steps of the run came before; passes, where the leaf's chain counts these."""
-    steps: int
-    round: int
-    """The global round, counted from 0: it sets the learning rate."""
-    optimiser: dict[str, IndexedRows] = {}  # noqa: RUF012 -- never changed
-    """The leaves' states of their optimiser, where they are kept."""
-    has_path: bool = False
-    """Whether the leaves' paths are wanted (see `core.client_update`)."""
+    model: IndexedRows
+    """Each client's model at the start."""
+    buffers: IndexedRows
+    corrections: tuple[IndexedRows, ...] = ()
+    """The corrections on each client's path to the root, which are added up."""
+    local_rules: tuple[LocalRule, ...] = ()
+    clients: list[int]
+    """Clients that take part."""
+    first_step: int = 0
+    """Number of steps of the run before these; passes, where the clients' chain counts passes."""
+    steps: int = 1
+    round: int = 0
+    """Global round, counted from 0: it sets the learning rate."""
+    client_rows: dict[str, IndexedRows] = field(default_factory=dict)
+    """Each client's optimizer state, where it is kept, and local parameters."""
+    wants_sgd_path: bool = False
+    """Whether the result is to have SGD paths (see `core.client_update`)."""
 
 
-class TrainResult(NamedTuple):
-    """The leaves that took part, in their order, after their work."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainResult:
+    """Rows of the clients that took part, in their order, after their training."""
 
-    x_AP: Tensor
-    b_AB: Tensor
+    model_AP: Tensor
+    buffers_AB: Tensor
     path_AP: Tensor
-    """How far plain SGD would have come along the same directions; no columns where it is not
-    wanted."""
-    optimiser: Rows
-    """The states of their optimiser, where they are kept."""
+    """Displacement of plain SGD along the same directions; no columns where it was not asked
+    for."""
+    client_rows: Rows
+    """Optimizer states, where they are kept, and local parameters."""
 
     @staticmethod
-    def room(work: TrainRequest) -> TrainResult:
-        """Make room for what becomes of the leaves that take part."""
-        like, clients = work.x.rows_MP, len(work.active)
-        width = like.shape[1]
+    def empty_for(request: TrainRequest) -> TrainResult:
+        """Allocate the rows for the result of a request."""
+        rows, clients = request.model.rows_MP, len(request.clients)
+        width = rows.shape[1]
         return TrainResult(
-            like.new_empty(clients, width),
-            work.b.some(work.active).clone(),
-            like.new_empty(clients, width if work.has_path else 0),
-            {name: each.rows_MP.new_empty(clients, each.rows_MP.shape[1]) for name, each in work.optimiser.items()},
+            model_AP=rows.new_empty(clients, width),
+            buffers_AB=request.buffers.take(request.clients).clone(),
+            path_AP=rows.new_empty(clients, width if request.wants_sgd_path else 0),
+            client_rows={
+                name: indexed.rows_MP.new_empty(clients, indexed.rows_MP.shape[1])
+                for name, indexed in request.client_rows.items()
+            },
         )
 
-    def in_order(self, place_A: np.ndarray) -> TrainResult:
-        """The same leaves in another order."""
-        on_device_A = to_device(place_A, self.x_AP.device)
-        x_AP, b_AB, path_AP = (each.index_select(0, on_device_A) for each in self[:3])
+    def reorder(self, order_A: np.ndarray) -> TrainResult:
+        """The same clients in another order."""
+        device_order_A = to_device(order_A, self.model_AP.device)
         return TrainResult(
-            x_AP, b_AB, path_AP, {name: each.index_select(0, on_device_A) for name, each in self.optimiser.items()}
+            model_AP=self.model_AP.index_select(0, device_order_A),
+            buffers_AB=self.buffers_AB.index_select(0, device_order_A),
+            path_AP=self.path_AP.index_select(0, device_order_A),
+            client_rows={name: rows.index_select(0, device_order_A) for name, rows in self.client_rows.items()},
         )
 
     @staticmethod
-    def joined(parts: Sequence[TrainResult]) -> TrainResult:
-        """One after another; states of what the first has any of."""
-        x_AP, b_AB, path_AP = (torch.cat(rows) for rows in zip(*(part[:3] for part in parts), strict=True))
-        kept = {name: torch.cat([part.optimiser[name] for part in parts]) for name in parts[0].optimiser}
-        return TrainResult(x_AP, b_AB, path_AP, kept)
+    def concatenate(parts: Sequence[TrainResult]) -> TrainResult:
+        """The clients of all parts; they keep the rows that the first part has."""
+        return TrainResult(
+            model_AP=torch.cat([part.model_AP for part in parts]),
+            buffers_AB=torch.cat([part.buffers_AB for part in parts]),
+            path_AP=torch.cat([part.path_AP for part in parts]),
+            client_rows={name: torch.cat([part.client_rows[name] for part in parts]) for name in parts[0].client_rows},
+        )
 
 
 class Engine(Protocol):
-    """Trains leaves. All engines give the same result for the same work, up to rounding."""
+    """Trains clients. All engines give the same result for the same request, up to rounding."""
 
     training: ClientTraining
     leaf: Leaf
     chunk_size: int | None
-    """Clients at once; None where it takes one after another."""
+    """Number of clients trained at once; None where they are trained one after another."""
 
     @property
     def how(self) -> str:
@@ -201,23 +219,23 @@ class Engine(Protocol):
 
     @property
     def precision(self) -> str:
-        """What products are computed in."""
+        """Type of the products in training."""
         ...
 
     @property
     def name(self) -> str:
-        """What trains: "loop", "stacked" or "vmap"."""
+        """The engine that trains: "loop", "stacked" or "vmap"."""
         ...
 
     @property
     def clipped_steps(self) -> int:
-        """How many steps a clip has shortened so far."""
+        """Number of steps that a clip has shortened so far."""
         ...
 
-    def train(self, work: TrainRequest) -> TrainResult:
-        """What becomes of the leaves that take part."""
+    def train(self, request: TrainRequest) -> TrainResult:
+        """Train the clients that take part."""
         ...
 
-    def gradients(self, work: TrainRequest) -> Tensor:
-        """The gradient of each of them at its first model and first batch."""
+    def gradients(self, request: TrainRequest) -> Tensor:
+        """The gradient of each client that takes part, at its first model and first batch."""
         ...

@@ -29,16 +29,16 @@ PLAIN = SGD()
 
 
 def reports_clipping(stage: Stage) -> bool:
-    """Whether a stage may shorten directions, and says of how many: `clip`, and any of a user's own
-    that has a method `shortened` of the same arguments, for the directions behind it and the number
-    of rows that it made shorter."""
+    """Whether a stage counts the directions that it shortens: `clip`, and a user's own stage with a
+    method `shortened` of the same arguments, which returns the directions and the number of rows
+    that it shortened."""
     return hasattr(stage, "shortened")
 
 
 def apply_transforms(
     stages: Sequence[Stage], direction: Tensor, x: Tensor, correct: CorrectionFn, clipped: Tensor
 ) -> Tensor:
-    """The directions behind all stages; to `clipped` is added how many rows they shortened."""
+    """Apply all stages to the directions, and add the number of shortened rows to `clipped`."""
     for stage in stages:
         shortened = getattr(stage, "shortened", None)
         if shortened is None:
@@ -80,15 +80,15 @@ class decay:
 
 
 class StandardChain(NamedTuple):
-    """The usual chain, corrections -> clip -> decay, as two numbers: an engine may compute it in
-    one go."""
+    """The usual chain, corrections -> clip -> decay, as two numbers, for engines with a kernel of
+    all of it."""
 
     clip: float | None
     decay: float
 
     @staticmethod
-    def of(stages: Sequence[Stage]) -> StandardChain | None:
-        """None where the chain is another."""
+    def from_stages(stages: Sequence[Stage]) -> StandardChain | None:
+        """The two numbers of a usual chain; None for any other."""
         rest = list(stages)
         if not rest or rest.pop(0) is not corrections:
             return None
@@ -112,33 +112,36 @@ class Leaf:
     optimiser: Optimiser = PLAIN
     optimiser_state: OptimiserState = "restart"
     epochs: int | None = None
-    """Passes that each client makes over its own data between two meetings, in the place of steps:
-    a schedule then counts passes."""
+    """Passes of each client over its own data between two synchronisations, instead of steps; a
+    schedule then counts passes."""
 
     @property
-    def clips(self) -> bool:
-        """Whether anything in it may shorten a direction."""
+    def has_clip(self) -> bool:
+        """Whether a stage may shorten a direction."""
         return any(map(reports_clipping, self.stages))
 
     @property
-    def keeps(self) -> bool:
-        """Whether the optimiser's state outlives a meeting."""
+    def keeps_optimizer_state(self) -> bool:
+        """Whether the optimiser's state outlives a synchronisation."""
         return self.optimiser_state == "keep"
 
     @property
-    def bends(self) -> bool:
-        """Whether how far a model moves does not tell what its directions were: all but SGD that
-        starts anew scale or delay them by what they do not say, and with passes clients make as
-        many steps as they have data for. A rule that wants to know then needs the path (see
-        `core.client_update`)."""
-        sgd = self.optimiser if type(self.optimiser) is SGD else None
-        return sgd is None or (self.keeps and sgd.momentum > 0) or self.epochs is not None
+    def is_nonlinear(self) -> bool:
+        """Whether a model's displacement differs from the learning rate times the sum of its
+        directions.
 
-    def rate(self, round: int, steps: int) -> float:
-        """The sum of the learning rates used in these steps, each with the weight momentum gives
-        it: how far the model moves if every gradient is one. Where the chain bends, the sum alone;
-        a pass counts as one step then."""
-        reach = steps if self.bends or type(self.optimiser) is not SGD else self.optimiser.reach(steps)
+        So it does for all but SGD with a new state, and where clients make passes, whose number of
+        steps depends on their data. Rules that derive gradients from displacements then need the
+        SGD path.
+        """
+        sgd = self.optimiser if type(self.optimiser) is SGD else None
+        return sgd is None or (self.keeps_optimizer_state and sgd.momentum > 0) or self.epochs is not None
+
+    def lr_sum(self, round: int, steps: int) -> float:
+        """Sum of the learning rates of these steps, each weighted by momentum: the displacement of
+        a model whose gradients are all one. For a nonlinear chain the plain sum, in which a pass
+        counts as one step."""
+        reach = steps if self.is_nonlinear or type(self.optimiser) is not SGD else self.optimiser.reach(steps)
         return float(self.lr(round)) * reach
 
 
@@ -179,27 +182,26 @@ def leaf(
 
 
 def needs_sgd_path(leaf: Leaf, rules: Sequence[Rule]) -> bool:
-    """Whether nodes of such a tree carry paths beside their models."""
-    return leaf.bends and any(rule.measures for rule in rules)
+    """Whether nodes carry SGD paths beside their models."""
+    return leaf.is_nonlinear and any(rule.measures for rule in rules)
 
 
 def append_sgd_path(b_NB: Tensor, path_NP: Tensor) -> Tensor:
-    """Buffers, and paths behind them."""
+    """Append SGD paths to buffers."""
     return torch.cat([b_NB, path_NP], dim=-1)
 
 
 def dry_run_client_update(leaf: Leaf, parameters: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Refuse a chain whose result is not a function of what it is given: tried on rows like those
-    it will see."""
+    """Try a chain on rows like those of a run; raise where its result is not a function of its
+    arguments."""
     x_2P = torch.linspace(-1.0, 1.0, 2 * parameters, dtype=dtype, device=device).view(parameters, 2).T.contiguous()
     dry_run_transforms(leaf.stages, x_2P)
     dry_run_optimizer(leaf.optimiser, x_2P)
 
 
 def dry_run_transforms(stages: Sequence[Stage], x_2P: Tensor) -> None:
-    """Refuse a stage whose result depends on what it was called with before: engines call it in
-    different orders, and clients would share what it remembers. It is tried on two clients in
-    turn."""
+    """Try the stages on two clients in turn; raise where a result depends on earlier calls: engines
+    call stages in different orders, and clients would share what they remember."""
     d_2P = x_2P.flip(1)
     for stage in stages:
         if stage is corrections or type(stage) in (clip, decay):
@@ -221,8 +223,8 @@ def dry_run_transforms(stages: Sequence[Stage], x_2P: Tensor) -> None:
 
 
 def dry_run_optimizer(optimiser: Optimiser, x_NP: Tensor) -> None:
-    """Refuse an optimiser whose functions are not pure, or treat a row by what stands beside it. It
-    is tried for two steps on these rows, together and one by one."""
+    """Try an optimiser for two steps on these rows, together and one by one; raise where its
+    functions are not pure, or a row depends on the others."""
     if type(optimiser) in OPTIMIZERS.values():
         return
     name = type(optimiser).__name__
@@ -244,7 +246,7 @@ def dry_run_optimizer(optimiser: Optimiser, x_NP: Tensor) -> None:
 
 
 def _run_two_steps(optimiser: Optimiser, x_NP: Tensor) -> list[Tensor]:
-    """The states and changes of two steps."""
+    """States and changes of two steps."""
     state, found = optimiser.init(x_NP), []
     for factor in (1.0, -0.5):
         given = {**state, "x": x_NP, "direction": factor * x_NP.flip(1)}
@@ -266,7 +268,7 @@ def _run_two_steps(optimiser: Optimiser, x_NP: Tensor) -> list[Tensor]:
 
 
 def client_update_of(given: Leaf | float | LearningRate) -> Leaf:
-    """The clients' chain, whose learning rate is tried for the first round."""
+    """The clients' chain, with a learning rate that is valid for the first round."""
     made = given if isinstance(given, Leaf) else leaf(given)
     with convert_errors("leaf.lr", getattr(made.lr, "__name__", made.lr)):
         check_number("leaf.lr", made.lr(0), at_least=0)
@@ -274,7 +276,7 @@ def client_update_of(given: Leaf | float | LearningRate) -> Leaf:
 
 
 def check_strengths(dtype: torch.dtype, chain: Leaf, rules: Sequence[Rule]) -> None:
-    """Refuse what a direction is multiplied with where the model's own type cannot hold it."""
+    """Raise where the model's type cannot hold a learning rate, decay or proximal strength."""
     largest = torch.finfo(dtype).max
     check_number("leaf.lr", chain.lr(0), at_most=largest)
     for stage in chain.stages:

@@ -53,30 +53,30 @@ class FlatModule:
         self.parameters = sum(p.numel() for p in parameters.values())
         self.buffers = sum(b.numel() for b in buffers.values())
         flags = {name: part.training for name, part in self.module.named_modules()}
-        self._asleep = [name for name, awake in flags.items() if not awake] if any(flags.values()) else []
+        self._eval_submodules = [name for name, awake in flags.items() if not awake] if any(flags.values()) else []
         self._working: _ModuleOnRow | None = None
-        self.wrote: set[str] = set()
+        self.written: set[str] = set()
         """What the last call is known to have written to, "weights" or "buffers", also where that
         changed nothing."""
-        self.given = weakref.ref(module)
+        self.source_module = weakref.ref(module)
         """The user's own module, as long as it lives."""
 
     def train(self) -> None:
         """Training mode, but for the parts that the user gave in evaluation mode; a module that is
         wholly in it, as libraries hand out trained ones, is trained wholly."""
         self.module.train()
-        for name in self._asleep:
+        for name in self._eval_submodules:
             self.module.get_submodule(name).training = False
 
     def eval(self) -> None:
         """Evaluation mode."""
         self.module.eval()
 
-    def row(self, module: nn.Module) -> tuple[Tensor, Tensor]:
+    def flatten_module(self, module: nn.Module) -> tuple[Tensor, Tensor]:
         """The module's parameters (P) and buffers (B)."""
-        return self.row_of({**dict(module.named_parameters()), **dict(module.named_buffers())})
+        return self.flatten({**dict(module.named_parameters()), **dict(module.named_buffers())})
 
-    def start(self, values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def load_initial(self, values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The rows of a state dict, whose frozen parameters and integer buffers the module takes
         over.
 
@@ -85,13 +85,13 @@ class FlatModule:
         """
         own, given = _tensors(self.module), _matched(self.module, values, "initial")
         unsaved = {name: own[name] for name in _unsaved(self.module) if name in self._buffer_shapes}
-        rows = self.row_of({**unsaved, **given})
+        rows = self.flatten({**unsaved, **given})
         with torch.no_grad():
             for name in given.keys() - self._shapes.keys() - self._buffer_shapes.keys():
                 own[name].copy_(given[name])
         return rows
 
-    def row_of(self, values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def flatten(self, values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The rows of a state dict."""
         for name, shape in {**self._shapes, **self._buffer_shapes}.items():
             if name not in values:
@@ -105,12 +105,12 @@ class FlatModule:
 
         return joined(self._shapes), joined(self._buffer_shapes)
 
-    def named(self, x_P: Tensor, b_B: Tensor) -> dict[str, Tensor]:
+    def unflatten(self, x_P: Tensor, b_B: Tensor) -> dict[str, Tensor]:
         """Views of the two rows under the module's names; matrices of rows give views with the
         clients in front."""
-        return {**_views(self._shapes, x_P), **self.named_buffers(b_B)}
+        return {**_views(self._shapes, x_P), **self.unflatten_buffers(b_B)}
 
-    def named_buffers(self, b_B: Tensor) -> dict[str, Tensor]:
+    def unflatten_buffers(self, b_B: Tensor) -> dict[str, Tensor]:
         """Views of a row of buffers alone."""
         return _views(self._buffer_shapes, b_B)
 
@@ -119,7 +119,7 @@ class FlatModule:
         """The parameters' names, in the order of the row."""
         return list(self._shapes)
 
-    def integers(self) -> dict[str, Tensor]:
+    def integer_buffers(self) -> dict[str, Tensor]:
         """Copies of the buffers that are in no row: a counter (batch norm has one), a mask,
         codes."""
         return {n: b.clone() for n, b in self.module.named_buffers() if n not in self._buffer_shapes}
@@ -129,7 +129,7 @@ class FlatModule:
         x_P = x_P.clone()
         working = self._at(x_P, b_B, None)
         outputs = call_module(working.module, inputs)
-        self.wrote = working.leave(x_P, b_B, None)
+        self.written = working.store(x_P, b_B, None)
         return outputs
 
     def gradient(
@@ -157,29 +157,29 @@ class FlatModule:
             with forward():
                 value = loss(call_module(working.module, inputs), targets)
             check_loss_value(loss, value).backward()
-        self.wrote = working.leave(x_P, b_B, integers)
+        self.written = working.store(x_P, b_B, integers)
         return working.gradients()
 
     def _at(self, x_P: Tensor, b_B: Tensor, integers: Mapping[str, Tensor] | None) -> _ModuleOnRow:
         """A module of our own with these values, in the mode that `module` is in."""
         if self._working is None or self._working.device != x_P.device:
             self._working = _ModuleOnRow(self.module, self._shapes, self._buffer_shapes, x_P)
-        self._working.take(x_P, b_B, self.integers() if integers is None else integers)
+        self._working.load(x_P, b_B, self.integer_buffers() if integers is None else integers)
         for mine, theirs in zip(self._working.parts, self.module.modules(), strict=True):
             mine.training = theirs.training
         return self._working
 
-    def whose(self, tensor: Tensor) -> str | None:
+    def owner_of_memory(self, tensor: Tensor) -> str | None:
         """Whose memory a tensor lies in during the call that is under way: that of the "weights",
         the "buffers" or the "frozen weights"; None for any other."""
-        return None if self._working is None else self._working.whose(tensor)
+        return None if self._working is None else self._working.owner_of_memory(tensor)
 
     def build(self, x_P: Tensor, b_B: Tensor) -> nn.Module:
         """A module of its own with these values."""
         module = copy_module(self.module)
         own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         with torch.no_grad():
-            for name, view in self.named(x_P, b_B).items():
+            for name, view in self.unflatten(x_P, b_B).items():
                 own[name].copy_(view)
         return module.eval()
 
@@ -215,7 +215,7 @@ class _ModuleOnRow:
             else:
                 self._integers.append((part, attribute, first[name]))
 
-    def take(self, x_P: Tensor, b_B: Tensor, integers: Mapping[str, Tensor]) -> None:
+    def load(self, x_P: Tensor, b_B: Tensor, integers: Mapping[str, Tensor]) -> None:
         """Have these values: the parameters where they lie, the buffers as copies."""
         for parameter, view in zip(self._parameters, _views(self._shapes, x_P.detach()).values(), strict=True):
             # numbers that are to be seen in pairs, as complex ones, must not begin in the middle of
@@ -234,14 +234,14 @@ class _ModuleOnRow:
         for part, attribute, name in self._integers:
             part._buffers[attribute] = self._copies[name]
 
-    def leave(self, x_P: Tensor, b_B: Tensor, integers: Mapping[str, Tensor] | None) -> set[str]:
+    def store(self, x_P: Tensor, b_B: Tensor, integers: Mapping[str, Tensor] | None) -> set[str]:
         """Put what became of everything where it is wanted; what is known to have been written
         to."""
-        wrote = set()
+        written = set()
         if self._places != [parameter.data_ptr() for parameter in self._parameters]:
-            wrote.add("weights")
+            written.add("weights")
         if self._b_B._version != self._version:
-            wrote.add("buffers")
+            written.add("buffers")
         with torch.no_grad():
             for parameter, view in zip(self._parameters, _views(self._shapes, x_P).values(), strict=True):
                 if parameter.data_ptr() != view.data_ptr():
@@ -250,7 +250,7 @@ class _ModuleOnRow:
                 now = part._buffers[attribute]
                 if now is not None and now is not view:
                     view.copy_(now)
-                    wrote.add("buffers")
+                    written.add("buffers")
             if len(self._b_B):
                 b_B.copy_(self._b_B)
             for part, attribute, name in self._integers:
@@ -258,12 +258,12 @@ class _ModuleOnRow:
                 if now is None:
                     continue
                 if now is not self._copies[name] or now._version != 0:
-                    wrote.add("buffers")
+                    written.add("buffers")
                 if integers is not None:
                     integers[name].copy_(now)
-        return wrote
+        return written
 
-    def whose(self, tensor: Tensor) -> str | None:
+    def owner_of_memory(self, tensor: Tensor) -> str | None:
         """Whose memory a tensor lies in: that of the "weights", the "buffers" or the "frozen
         weights"; None for any other."""
         place = tensor.untyped_storage().data_ptr()
@@ -380,9 +380,9 @@ def _views(shapes: Mapping[str, torch.Size], row: Tensor) -> dict[str, Tensor]:
 def initial_rows(flat: FlatModule, given: object) -> tuple[Tensor, Tensor]:
     """The rows a run starts from: the module's own, unless others are given."""
     if given is None:
-        return flat.row(flat.module)
-    rows = flat.start(read_state_dict(given))
-    for name, values in flat.named(*rows).items():
+        return flat.flatten_module(flat.module)
+    rows = flat.load_initial(read_state_dict(given))
+    for name, values in flat.unflatten(*rows).items():
         # a buffer may be a mask, in which infinity has a meaning
         if name in flat.names and not bool(values.isfinite().all()):
             kind = str(flat.dtype).removeprefix("torch.")

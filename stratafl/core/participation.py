@@ -1,4 +1,4 @@
-"""Which children take part in a round."""
+"""Sampling of the nodes that take part in a round."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from stratafl.core.rule import documented
 
 @documented
 class Draw(NamedTuple):
-    """What a user's own participation function gets. It returns who takes part: a boolean mask with
-    an entry for each node of the level, `tree.sizes[level]` of them. A function of what is given
-    alone draws the same whenever the run goes on; its random numbers are those of `generator`."""
+    """Argument of a user's own participation function, which returns a boolean mask with an entry
+    for each node of the level, `tree.sizes[level]` of them. A function of this argument alone gives
+    the same mask whenever the run goes on; its random numbers are those of `generator`."""
 
     tree: Tree
     """The whole tree; `tree.sizes[level]` is the length of the mask."""
     level: int
-    """Whose nodes may take part: 1 are the root's children, `tree.depth` the clients."""
+    """Level of the nodes: 1 are the root's children, `tree.depth` the clients."""
     round: int
-    """How many rounds this level has had before."""
+    """Number of rounds that this level has had before."""
     generator: np.random.Generator
-    """Random numbers of this level and round, which follow from the run's seed."""
+    """Random numbers of this level and round, derived from the run's seed."""
 
 
 Participation = None | str | float | int | Callable[[Draw], np.ndarray]
-"""All (None, "all" or 1.0), a fraction, a number of children per parent, or a function giving a
-mask of the level."""
+"""All (None, "all" or 1.0), a fraction, a number of children per parent, or a function that returns
+a mask of the level."""
 
 
 def check_participation(
     participation: Participation | Sequence[Participation], depth: int
 ) -> tuple[Participation, ...]:
-    """One participation per edge level, root first; a single one stands for the leaves' level."""
+    """One participation per edge level, root first; a single one stands for the clients' level."""
     participation = plain(participation)
     if isinstance(participation, Sequence) and not isinstance(participation, str):
         per_level = tuple(participation)
@@ -46,25 +46,28 @@ def check_participation(
             raise InvalidInput("participation", list(per_level), f"needs one entry per edge level, {depth} of them")
     else:
         per_level = (None,) * (depth - 1) + (participation,)
-    return tuple(_checked(each) for each in per_level)
+    return tuple(map(_check_one, per_level))
 
 
-def _checked(each: Participation) -> Participation:
-    if each is None or callable(each) or (isinstance(each, str) and each == "all"):
-        return each
-    return check_count_or_fraction("participation", each, 'must be "all", a fraction, a number or a function')
+def _check_one(participation: Participation) -> Participation:
+    if participation is None or callable(participation):
+        return participation
+    if isinstance(participation, str) and participation == "all":
+        return participation
+    return check_count_or_fraction("participation", participation, 'must be "all", a fraction, a number or a function')
 
 
 def sample_participants(
     participation: Participation, tree: Tree, level: int, round: int, seed: int, busy_N: np.ndarray | None = None
 ) -> np.ndarray:
-    """Which nodes of a level take part in its next round, as a mask; at least one child of each
-    parent, unless the user's own function decides otherwise.
+    """Sample the nodes of a level that take part in its next round, as a mask.
 
-    busy_N: who is still at work, and counts as one of those that take part without beginning anew.
+    At least one child of each parent takes part, unless a user's own function decides otherwise.
+
+    busy_N: nodes whose update is pending; they count as participants without beginning anew.
     """
-    count = tree.sizes[level]
-    busy_N = np.zeros(count, dtype=bool) if busy_N is None else busy_N
+    size = tree.sizes[level]
+    busy_N = np.zeros(size, dtype=bool) if busy_N is None else busy_N
     if participation is None or isinstance(participation, str):
         return ~busy_N
     random = generator(seed, Stream.PARTICIPATION, level, round)
@@ -72,33 +75,46 @@ def sample_participants(
         key = derive_seed(seed, Stream.PARTICIPATION, level, round)
         with convert_errors("participation", getattr(participation, "__name__", participation)), seeded_rng(key):
             mask = np.asarray(participation(Draw(tree, level, round, random)))
-        if mask.shape != (count,) or mask.dtype != bool:
-            raise InvalidInput("participation", mask, f"the function must give a boolean mask of {count} nodes")
+        if mask.shape != (size,) or mask.dtype != bool:
+            raise InvalidInput("participation", mask, f"the function must give a boolean mask of {size} nodes")
         return mask & ~busy_N
-    parents = tree.parents[level]
-    siblings = tree.children(level - 1)
-    wanted = _cohort_size(participation, siblings) - np.bincount(parents[busy_N], minlength=len(siblings))
-    # a random order within each set of siblings, the busy ones last; those ranked first take part
-    order = np.lexsort((random.random(count), busy_N, parents))
-    rank = np.empty(count, dtype=int)
-    rank[order] = np.arange(count) - (np.cumsum(siblings) - siblings)[parents[order]]
-    return (rank < wanted[parents]) & ~busy_N
+    siblings_M = tree.children(level - 1)
+    busy_M = np.bincount(tree.parents[level][busy_N], minlength=len(siblings_M))
+    key_N = np.where(busy_N, np.inf, random.random(size))
+    return _smallest(key_N, siblings_M, _cohort_size(participation, siblings_M) - busy_M)
 
 
-def _cohort_size(participation: float | int, siblings: np.ndarray) -> np.ndarray:
-    """How many children of each parent take part."""
+def _smallest(key_N: np.ndarray, siblings_M: np.ndarray, count_M: np.ndarray) -> np.ndarray:
+    """Mask of the children with the smallest keys, so many of each parent.
+
+    Siblings are neighbours. Families of one size and one count are partitioned together, in linear
+    time.
+    """
+    chosen_N = np.zeros(len(key_N), dtype=bool)
+    first_M = np.cumsum(siblings_M) - siblings_M
+    for size, count in set(zip(siblings_M.tolist(), count_M.tolist(), strict=True)):
+        if count > 0:
+            parents = np.flatnonzero((siblings_M == size) & (count_M == count))
+            children_MK = first_M[parents, None] + np.arange(size)
+            places_MK = np.argpartition(key_N[children_MK], count - 1, axis=1)[:, :count]
+            chosen_N[np.take_along_axis(children_MK, places_MK, axis=1)] = True
+    return chosen_N
+
+
+def _cohort_size(participation: float | int, siblings_M: np.ndarray) -> np.ndarray:
+    """Number of children of each parent that take part."""
     if isinstance(participation, float):
-        return np.maximum(1, np.round(participation * siblings).astype(int))
-    return np.minimum(participation, siblings)
+        return np.maximum(1, np.round(participation * siblings_M).astype(int))
+    return np.minimum(participation, siblings_M)
 
 
 def expected_share(participation: Sequence[Participation], tree: Tree) -> np.ndarray:
-    """The share of rounds that each leaf may be expected to take part in; a user's own function is
-    taken for all."""
+    """The expected share of rounds that each client takes part in; a user's own function counts as
+    all."""
     share_N = np.ones(tree.leaves)
-    for level, each in enumerate(participation, 1):
-        if isinstance(each, float | int):
-            siblings = tree.children(level - 1)
+    for level, at_level in enumerate(participation, 1):
+        if isinstance(at_level, float | int):
+            siblings_M = tree.children(level - 1)
             parent_N = tree.ancestors(level - 1)
-            share_N *= (_cohort_size(each, siblings) / siblings)[parent_N]
+            share_N *= (_cohort_size(at_level, siblings_M) / siblings_M)[parent_N]
     return share_N

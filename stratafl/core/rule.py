@@ -1,4 +1,5 @@
-"""A rule says what a child and its parent do when they meet: one rule per edge level of the tree.
+"""The rule contract: what a child and its parent compute when they synchronise, one rule per edge
+level of the tree.
 
 A rule is a tuple of pure functions over rows (N x P, one row per node), state in and state out.
 Called with all rows of a level (a simulation) or with one row (a real client), it is the same rule.
@@ -6,14 +7,14 @@ A new method is a difference from `average()`:
 
     fedprox = average()._replace(local=lambda x, g, edge: g + mu * (x - edge.model))
 
-What happens around one meeting of edge level m, in order:
+One synchronisation of edge level m, in order:
 
-    leaves train              direction = local(x, g + corrections on the path to the root, edge)
+    clients train             direction = local(x, g + corrections on the path to the root, edge)
     children send             state, message = up(state, x, edge)
-    the parent reduces        mean = weighted mean of the messages that came and are sound
+    the parent reduces        mean = weighted mean of the messages that arrived and are valid
     the parent merges         memory, model = merge(memory, start, mean, share)
-    children learn            state = down(state, x, edge)
-    if the parent meets its own parent at the same moment, a newer model comes from above:
+    children take the answer  state = down(state, x, edge)
+    if the parent synchronises with its own parent at once, a newer model comes from above:
                               state = relay(state), instead of `down` where the rule has one
     if the rule asks for it   state = from_gradient(state, g, mean_g), both at the new model
     the subtree adds          correction(state, note(memory))
@@ -47,11 +48,11 @@ Rows = dict[str, Tensor]
 Kind = TypeVar("Kind", bound=type)
 
 
-class Shared(Protocol):
-    """Rows that siblings share: a parent's model is one row, and most rules never need a copy for
-    each child."""
+class LazyRows(Protocol):
+    """Rows that siblings share: a parent's model is one row, and most rules need no copy for each
+    child."""
 
-    def all(self) -> Tensor:
+    def dense(self) -> Tensor:
         """Each child's own copy."""
         ...
 
@@ -60,20 +61,20 @@ class Shared(Protocol):
         ...
 
 
-class Path(NamedTuple):
-    """Where plain SGD would have come along the same directions, where that is not where models are
-    (see `core.client_update`)."""
+class SgdPath(NamedTuple):
+    """The point that plain SGD would have reached along the same directions, where models did not
+    reach it (see `core.client_update`)."""
 
-    start: Tensor | Shared
-    """Where the path was when the child got its model."""
+    start: Tensor | LazyRows
+    """The path's point when the child got its model."""
     end: Tensor
-    """Where the child's own path ended, as its parent knows it."""
-    merged: Tensor | Shared | None = None
-    """Where the parent's path ended, in `down` only, as `Edge.merged` is there."""
+    """The end of the child's own path, as its parent knows it."""
+    merged: Tensor | LazyRows | None = None
+    """The end of the parent's path, in `down` only, like `Edge.merged`."""
 
 
 class Edge:
-    """What a child knows of its parent since they last met.
+    """Values that a child and its parent both know since their last synchronisation.
 
     `model` is the model the child got; `correction` what this edge adds to every gradient below it,
     None for nothing; `rate` the sum of the learning rates used since, one per row; `merged`, in
@@ -82,33 +83,33 @@ class Edge:
 
     def __init__(
         self,
-        model: Tensor | Shared,
+        model: Tensor | LazyRows,
         correction: Tensor | None,
         rate: Tensor,
-        merged: Tensor | Shared | None = None,
-        path: Path | None = None,
+        merged: Tensor | LazyRows | None = None,
+        path: SgdPath | None = None,
     ):
         self._model, self.correction, self.rate, self._merged, self._path = model, correction, rate, merged, path
 
     @property
     def model(self) -> Tensor:
         if not isinstance(self._model, Tensor):
-            self._model = self._model.all()
+            self._model = self._model.dense()
         return self._model
 
     @property
     def merged(self) -> Tensor:
         assert self._merged is not None, "the parent has not answered yet"
-        return self._merged if isinstance(self._merged, Tensor) else self._merged.all()
+        return self._merged if isinstance(self._merged, Tensor) else self._merged.dense()
 
     def gradient(self, x: Tensor) -> Tensor:
-        """The mean direction of the steps below since the last meeting, corrections included:
+        """The mean direction of the steps below since the last synchronisation, with corrections:
         (model - x) / rate, or the same of the path; zero where the learning rates add up to 0."""
         start, end = (self.model, x) if self._path is None else (self._path.start, self._path.end)
-        return ((start if isinstance(start, Tensor) else start.all()) - end) / self._divisor
+        return ((start if isinstance(start, Tensor) else start.dense()) - end) / self._divisor
 
     def drift(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
-        """By how much the child's mean direction fell short of its parent's, added to `plus`:
+        """The mean direction of the parent minus that of the child, added to `plus`:
         (x - merged) / rate, or the same of the path; zero where the learning rates add up to 0."""
         end, merged = (x, self._merged) if self._path is None else (self._path.end, self._path.merged)
         if merged is None or isinstance(merged, Tensor):
@@ -117,16 +118,15 @@ class Edge:
 
     @property
     def _divisor(self) -> Tensor:
-        """The rate; infinite where it is 0, since a model that made no steps tells nothing of
-        gradients."""
+        """The rate; infinite where it is 0, so that a model without steps has gradient zero."""
         return torch.where(self.rate == 0, torch.inf, self.rate)
 
     def among(self, rows: int) -> Edge:
-        """The first so many children's alone."""
+        """The edge of the first children alone."""
         return Edge(self.model[:rows], None if self.correction is None else self.correction[:rows], self.rate[:rows])
 
     def tensors(self) -> list[Tensor]:
-        """Model, correction and rate, as far as there are any."""
+        """Model, rate, and the correction if there is one."""
         return [part for part in (self.model, self.correction, self.rate) if part is not None]
 
 

@@ -14,14 +14,14 @@ from stratafl.base.validation import check_integer, plain
 from stratafl.data.batches import steps_per_epoch
 
 MOST_STEPS = 1_000_000
-"""Local steps in a global round: nothing is shown before it ends, and no study needs more."""
+"""Largest number of local steps in a global round."""
 
 
 class SyncEvent(NamedTuple):
-    """Train this many steps, then synchronise the edge levels from the leaves' up to `top`."""
+    """Steps to train, and the topmost edge level to synchronise then with all below it."""
 
     steps: int
-    top: int
+    top_level: int
 
 
 @dataclass(frozen=True)
@@ -75,27 +75,27 @@ class Schedule:
 
     @property
     def meetings(self) -> np.ndarray:
-        """How often each edge level meets in a global round, indexed by level."""
+        """Number of synchronisations of each edge level in a global round, indexed by level."""
         return np.array([0, *(self.steps[0] // every for every in self.steps)])
 
     def events(self) -> Iterator[SyncEvent]:
-        """What happens in one global round."""
+        """The synchronisations of one global round."""
         return map(self.event, range(self.meetings[-1]))
 
     def event(self, number: int) -> SyncEvent:
-        """One of them, counted from 0."""
+        """One of these synchronisations, counted from 0."""
         every = self.steps
         done = (number + 1) * every[-1]
         return SyncEvent(every[-1], next(level for level, period in enumerate(every, 1) if done % period == 0))
 
 
 MOST_DRAWN = 1 << 30
-"""Sample numbers that an engine of all clients at once draws for the steps to the next meeting: 8
-GB."""
+"""Largest number of sample indices that an engine of all clients at once holds until the next
+synchronisation: 8 GB."""
 
 
 def check_levels(field: str, given: Sequence[int], depth: int) -> list[int]:
-    """A list of levels of a tree, or the complaint."""
+    """Check a list of levels of a tree."""
     given = plain(given)
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         raise InvalidInput(field, given, "must be a list of levels")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stratafl.core.client_training import Anchor, LocalRule, TrainRequest, move_decay_behind_clip
+from stratafl.core.client_training import LocalRule, ProximalOffset, TrainRequest, move_decay_behind_clip
 from stratafl.core.client_update import Leaf, Stage, StandardChain, apply_transforms
 from stratafl.core.optimizer import OPTIMIZERS, Optimiser
 from stratafl.core.rows import IndexedRows
@@ -95,44 +95,45 @@ class ChunkState(NamedTuple):
         def empty_like(rows: IndexedRows) -> Tensor:
             return empty_rows(clients, rows.rows_MP.shape[1], rows.rows_MP)
 
-        pulls, stages = move_decay_behind_clip(work.pulls, leaf.stages)
+        pulls, stages = move_decay_behind_clip(work.local_rules, leaf.stages)
         terms = _proximal_terms(pulls)
         strength = sum((pull.local.strength for pull in pulls if terms and isinstance(pull.local, Proximal)), 0.0)
         local_terms = () if terms else tuple(BoundLocalTerm(pull.local, pull.edge(empty_like)) for pull in pulls)
-        states = leaf.optimiser.init(work.x.rows_MP[:1])
+        states = leaf.optimiser.init(work.model.rows_MP[:1])
         return ChunkState(
-            x_CP=empty_like(work.x),
-            b_CZ=empty_like(work.b),
+            x_CP=empty_like(work.model),
+            b_CZ=empty_like(work.buffers),
             optimizer=leaf.optimiser,
             state={name: empty_rows(clients, rows.shape[1], rows) for name, rows in states.items()},
-            path_CP=empty_like(work.x) if work.has_path else None,
-            correction_CP=empty_like(work.x) if work.corrections or terms else None,
+            path_CP=empty_like(work.model) if work.wants_sgd_path else None,
+            correction_CP=empty_like(work.model) if work.corrections or terms else None,
             local_terms=local_terms,
             stages=stages,
             proximal_strength=strength,
-            scratch_CP=empty_like(work.x) if strength else None,
+            scratch_CP=empty_like(work.model) if strength else None,
         )
 
     def load(self, work: TrainRequest, clients: Sequence[int], layout: ParameterLayout) -> None:
         """Copy in what these clients start from, in this layout of parameters."""
-        layout.into(self.x_CP, work.x, clients)
-        work.b.into(self.b_CZ, clients)
-        for name, rows in work.optimiser.items():
+        layout.into(self.x_CP, work.model, clients)
+        work.buffers.copy_into(self.b_CZ, clients)
+        for name, rows in work.client_rows.items():
             layout.into(self.state[name], rows, clients)
-        if not work.optimiser:
+        if not work.client_rows:
             for name, initial in self.optimizer.init(self.x_CP).items():
                 self.state[name].copy_(initial)
         if self.path_CP is not None:
             self.path_CP.zero_()
         if self.correction_CP is not None:
             terms = [(1.0, correction) for correction in work.corrections]
-            (factor, first), *others = terms + [(-strength, model) for strength, model in _proximal_terms(work.pulls)]
+            proximal = [(-strength, model) for strength, model in _proximal_terms(work.local_rules)]
+            (factor, first), *others = terms + proximal
             layout.into(self.correction_CP, first, clients)
             if factor != 1:
                 self.correction_CP.mul_(factor)
             for factor, rows in others:
                 self.correction_CP.add_(layout.some(rows, clients), alpha=factor)
-        for term, pull in zip(self.local_terms, work.pulls, strict=False):  # no terms where all are proximal
+        for term, pull in zip(self.local_terms, work.local_rules, strict=False):  # no terms where all are proximal
             edge = pull.edge(lambda rows: layout.some(rows, clients))
             for own, loaded in zip(term.edge.tensors(), edge.tensors(), strict=True):
                 own.copy_(loaded)
@@ -163,7 +164,7 @@ class ChunkState(NamedTuple):
         """
         if self.local_terms or type(self.optimizer) not in OPTIMIZERS.values():
             return None
-        return StandardChain.of(self.stages)
+        return StandardChain.from_stages(self.stages)
 
     def gradient_request(self) -> GradientRequest:
         """What the next step needs besides the gradients."""
@@ -213,7 +214,7 @@ class ChunkState(NamedTuple):
 def _proximal_terms(pulls: Sequence[LocalRule]) -> list[tuple[float, IndexedRows]]:
     """Strengths and models of the local terms, where all of them are proximal and may be added up
     in any order."""
-    terms = [(pull.local.strength, pull.model) for pull in pulls if isinstance(pull.local, Proximal | Anchor)]
+    terms = [(pull.local.strength, pull.model) for pull in pulls if isinstance(pull.local, Proximal | ProximalOffset)]
     return terms if len(terms) == len(pulls) else []
 
 

@@ -57,10 +57,10 @@ def default_engine_name(
     if expected_clients < MIN_CLIENTS or precision in HALF_DTYPES:
         return "loop"
     # a user's stage may depend on all rows it is given, and the loop gives it one
-    if StandardChain.of(full_training.leaf.stages) is None:
+    if StandardChain.from_stages(full_training.client_update.stages) is None:
         return "loop"
     sizes = full_training.clients.sizes.tolist()
-    batch = max(sizes) if full_training.batch is None else min(full_training.batch, max(sizes))
+    batch = max(sizes) if full_training.batch_size is None else min(full_training.batch_size, max(sizes))
     if sum(min(size, batch) for size in sizes) < MIN_BATCH_FILL * batch * len(sizes):
         return "loop"
     return "stacked" if not profile.failure and (profile.has_small_outputs or profile.has_max_pool) else "loop"
@@ -69,9 +69,9 @@ def default_engine_name(
 def mean_distinct_batch_lengths(full_training: ClientTraining) -> float:
     """Mean number of distinct batch lengths among the clients in a step of the longest epoch."""
     size_N = full_training.clients.sizes
-    steps = min(MAX_STEPS_COUNTED, steps_per_epoch(int(size_N.max()), full_training.batch))
+    steps = min(MAX_STEPS_COUNTED, steps_per_epoch(int(size_N.max()), full_training.batch_size))
     step_NH = np.broadcast_to(np.arange(steps), (len(size_N), steps))
-    length_NH = batch_lengths(size_N, step_NH, full_training.batch, full_training.sampling)
+    length_NH = batch_lengths(size_N, step_NH, full_training.batch_size, full_training.sampling)
     return float(np.mean([len(np.unique(length_N)) for length_N in length_NH.T]))
 
 
@@ -119,7 +119,7 @@ def make_default_engine(
     full_training: with all clients of the tree, so that every process chooses alike;
     expected_clients: how many train at once, on average.
     """
-    if training.supply.device.type != "cpu":
+    if training.samples.device.type != "cpu":
         return make_engine("stacked", training, precision=precision)
     profile = profile_module(full_training)
     if default_engine_name(full_training, expected_clients, precision, profile) == "loop":
@@ -143,7 +143,7 @@ def _make_loop(training: ClientTraining, profile: ModuleProfile, precision: Prec
         return engine
 
     def is_finite(engine: LoopEngine) -> bool:
-        with preserve_rng(training.supply.device):
+        with preserve_rng(training.samples.device):
             return bool(engine.gradients(_probe_request(training)).isfinite().all())
 
     with convert_errors("precision", precision, "the model or loss cannot be computed in it here"):
@@ -156,11 +156,11 @@ def _make_loop(training: ClientTraining, profile: ModuleProfile, precision: Prec
 
 def _probe_request(training: ClientTraining) -> TrainRequest:
     """Two steps of the first client, from the module's own values."""
-    x_P, b_B = (row.to(training.supply.device) for row in training.flat.row(training.flat.module))
+    x_P, b_B = (row.to(training.samples.device) for row in training.flat.flatten_module(training.flat.module))
     of_N = np.zeros(1, dtype=np.int64)
     x, b = IndexedRows(x_P[None], of_N), IndexedRows(b_B[None], of_N)
     correction = IndexedRows(torch.zeros_like(x_P)[None], of_N)
-    return TrainRequest(x, b, (correction,), (), [0], 0, 2, 0)
+    return TrainRequest(model=x, buffers=b, corrections=(correction,), clients=[0], steps=2)
 
 
 def fallback_notes(engine: Engine, name: EngineName | None, precision: Precision) -> list[str]:

@@ -295,7 +295,7 @@ class VmapGradients:
     def _one(
         self, x_P: Tensor, b_Z: Tensor, positional: tuple[Tensor, ...], keywords: dict[str, Tensor], targets: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
-        values = self.flat.named(x_P, b_Z)
+        values = self.flat.unflatten(x_P, b_Z)
         with EmbeddingRangeCheck() as vocabulary, self._casting.autocast():
             loss = self.loss(functional_call(self._module, values, positional, keywords), targets).reshape(())
         return loss, vocabulary.out_of_range

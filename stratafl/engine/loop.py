@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -59,69 +60,70 @@ class LoopEngine:
     ):
         """how: "loop", or "loop: reason" where another engine was asked for; precision: of
         the products; profile: of the module, observed here unless it is known."""
-        self.training, self.leaf, self.how = training, training.leaf, how
+        self.training, self.leaf, self.how = training, training.client_update, how
         self.profile = profile_module(training) if profile is None else profile
-        self._mixed_precision = MixedPrecision(precision, training.supply.device, training.flat.dtype)
+        self._mixed_precision = MixedPrecision(precision, training.samples.device, training.flat.dtype)
         self.precision = self._mixed_precision.precision
         self._loss = self._mixed_precision.scale_loss(training.loss)
-        self._clipped_steps = torch.zeros((), dtype=torch.int64, device=training.supply.device)
+        self._clipped_steps = torch.zeros((), dtype=torch.int64, device=training.samples.device)
         # that of the module; torch.manual_seed would set all devices' and is a hundred times slower
-        self._generator = device_generator(training.supply.device)
+        self._generator = device_generator(training.samples.device)
 
     @property
     def clipped_steps(self) -> int:
         return int(self._clipped_steps)
 
     def train(self, work: TrainRequest) -> TrainResult:
-        pulls, stages = move_decay_behind_clip(work.pulls, self.leaf.stages)
+        pulls, stages = move_decay_behind_clip(work.local_rules, self.leaf.stages)
         self.training.flat.train()
         with self._isolated():
-            done = [self._train(work._replace(pulls=pulls), client, stages) for client in work.active]
-        none_0P, none_0B = work.x.rows_MP[:0], work.b.rows_MP[:0]
-        kept = {name: rows.rows_MP[:0] for name, rows in work.optimiser.items()}
-        return TrainResult.joined([TrainResult(none_0P, none_0B, _empty_path(work, none_0P), kept), *done])
+            done = [self._train(replace(work, local_rules=pulls), client, stages) for client in work.clients]
+        none_0P, none_0B = work.model.rows_MP[:0], work.buffers.rows_MP[:0]
+        kept = {name: rows.rows_MP[:0] for name, rows in work.client_rows.items()}
+        none = TrainResult(model_AP=none_0P, buffers_AB=none_0B, path_AP=_empty_path(work, none_0P), client_rows=kept)
+        return TrainResult.concatenate([none, *done])
 
     def _train(self, work: TrainRequest, client: int, stages: Sequence[Stage]) -> TrainResult:
         """One client's steps."""
         lr, optimizer = float(self.leaf.lr(work.round)), self.leaf.optimiser
-        x_1P, b_1B = work.x.one(client).clone(), work.b.one(client).clone()
-        counts = work.step, work.steps, 1
+        x_1P, b_1B = work.model.row(client).clone(), work.buffers.row(client).clone()
+        counts = work.first_step, work.steps, 1
         first, steps, steps_per_count = (self.training.steps(self.leaf, client, count) for count in counts)
         integers, correct = self._integer_buffers(first), _correction_fn(work, client)
-        state = {name: rows.one(client) for name, rows in work.optimiser.items()} or optimizer.init(x_1P)
+        state = {name: rows.row(client) for name, rows in work.client_rows.items()} or optimizer.init(x_1P)
         path_1P = _empty_path(work, x_1P)
         for step, batch in enumerate(self._batches(client, first, steps), first):
             direction_1P = self._gradient(client, step, x_1P, b_1B, integers, batch)
             direction_1P = apply_transforms(stages, direction_1P, x_1P, correct, self._clipped_steps)
             state, change_1P = optimizer.step(state, direction_1P, x_1P, lr)
             x_1P -= change_1P
-            if work.has_path:
+            if work.wants_sgd_path:
                 path_1P -= lr / steps_per_count * direction_1P
-        return TrainResult(x_1P, b_1B, path_1P, state)
+        return TrainResult(model_AP=x_1P, buffers_AB=b_1B, path_AP=path_1P, client_rows=state)
 
     def gradients(self, work: TrainRequest) -> Tensor:
         gradients = []
         self.training.flat.train()
         with self._isolated():
-            for client in work.active:
-                first = self.training.steps(self.leaf, client, work.step)
+            for client in work.clients:
+                first = self.training.steps(self.leaf, client, work.first_step)
                 (batch,) = self._batches(client, first, 1)
                 # a look ahead must leave everything as it is
-                x_1P, b_1B = work.x.one(client).clone(), work.b.one(client).clone()
+                x_1P, b_1B = work.model.row(client).clone(), work.buffers.row(client).clone()
                 integers = self._integer_buffers(first)
                 gradients.append(self._gradient(client, first, x_1P, b_1B, integers, batch))
-        return torch.cat([work.x.rows_MP[:0], *gradients])
+        return torch.cat([work.model.rows_MP[:0], *gradients])
 
     @contextmanager
     def _isolated(self) -> Iterator[None]:
         """Restore torch's generator and the number of threads afterwards."""
-        flat, device = self.training.flat, self.training.supply.device
+        flat, device = self.training.flat, self.training.samples.device
         with limit_threads(flat.parameters), torch_as_before(device), float32_matmul_precision(self.precision, device):
             yield
 
     def _integer_buffers(self, step: int) -> dict[str, Tensor]:
         """Integer buffers of a client that has done all steps so far."""
-        initial = self.training.flat.integers()
+        initial = self.training.flat.integer_buffers()
         increments = self.profile.counter_increments
         return initial | {name: initial[name] + step * more for name, more in increments.items()}
 
@@ -131,19 +133,20 @@ class LoopEngine:
         for start in range(first, first + steps, STEPS_DRAWN_AT_ONCE):
             count = min(STEPS_DRAWN_AT_ONCE, first + steps - start)
             positions_HB = batch_indices(
-                training.seed, training.first + client, len(part), start, count, training.batch, training.sampling
-            )
+                training.seed, training.first_client + client, len(part), start, count,
+                training.batch_size, training.sampling,
+            )  # fmt: skip
             yield from (part[position_B.to(part.device)] for position_B in positions_HB)
 
     def _gradient(
         self, client: int, step: int, x_1P: Tensor, b_1B: Tensor, integers: dict[str, Tensor], batch: Tensor
     ) -> Tensor:
         """Gradient of one client's step, with its random numbers."""
-        training, number = self.training, self.training.first + client
+        training, number = self.training, self.training.first_client + client
         # dropout and the like draw from the client's own stream, so the order of visits does not
         # matter
         self._generator.manual_seed(derive_seed(training.seed, Stream.MODULE, number, step))
-        samples, forward = training.samples(number, step, batch), self._mixed_precision.autocast
+        samples, forward = training.batch(number, step, batch), self._mixed_precision.autocast
         within: Callable[[], AbstractContextManager[None]] = nullcontext
         if self.profile.is_random:
             within = functools.partial(
@@ -155,14 +158,14 @@ class LoopEngine:
 
 def _empty_path(work: TrainRequest, x_NP: Tensor) -> Tensor:
     """Initial paths: zero, without columns where they are not asked for."""
-    return torch.zeros_like(x_NP if work.has_path else x_NP[:, :0])
+    return torch.zeros_like(x_NP if work.wants_sgd_path else x_NP[:, :0])
 
 
 def _correction_fn(work: TrainRequest, client: int) -> CorrectionFn:
     """Function that adds everything the rules add to a client's direction."""
-    corrections = [rows.one(client) for rows in work.corrections]
+    corrections = [rows.row(client) for rows in work.corrections]
     correction_1P = torch.cat(corrections).sum(dim=0, keepdim=True) if corrections else None
-    pulls = [(pull.local, pull.edge(lambda rows: rows.one(client))) for pull in work.pulls]
+    pulls = [(pull.local, pull.edge(lambda rows: rows.row(client))) for pull in work.local_rules]
 
     def correct(x_1P: Tensor, direction_1P: Tensor) -> Tensor:
         if correction_1P is not None:

@@ -107,8 +107,8 @@ def profile_module(training: ClientTraining) -> ModuleProfile:
     Nothing of the run is changed by it, and torch's generators are left as they were.
     """
     longest = training.clients.largest()
-    index_B = longest if training.batch is None else longest[: training.batch]
-    with preserve_rng(training.supply.device):
+    index_B = longest if training.batch_size is None else longest[: training.batch_size]
+    with preserve_rng(training.samples.device):
         try:
             return _observe(training, index_B)
         except Exception as problem:
@@ -117,12 +117,12 @@ def profile_module(training: ClientTraining) -> ModuleProfile:
 
 
 def _observe(training: ClientTraining, index_B: Tensor) -> ModuleProfile:
-    flat, device = training.flat, training.supply.device
-    x_P, b_B = (row.to(device) for row in flat.row(flat.module))
-    inputs, targets = training.samples(training.first, 0, index_B)
+    flat, device = training.flat, training.samples.device
+    x_P, b_B = (row.to(device) for row in flat.flatten_module(flat.module))
+    inputs, targets = training.batch(training.first_client, 0, index_B)
     inputs, targets = sanitise_samples(inputs), sanitise_samples(targets)
     flat.train()
-    integers = flat.integers()
+    integers = flat.integer_buffers()
     effects, counter = _SideEffects(flat, device), OpCounter()
     mutates: set[str] = set()
     gradients, is_random = [], False
@@ -131,7 +131,7 @@ def _observe(training: ClientTraining, index_B: Tensor) -> ModuleProfile:
     for forward in contexts:
         generator = device_generator(device).manual_seed(0)
         seeded = generator.get_state()
-        after_P, after_B, after = x_P.clone(), b_B.clone(), flat.integers()
+        after_P, after_B, after = x_P.clone(), b_B.clone(), flat.integer_buffers()
         samples = inputs.clone(), targets.clone()
         gradient_P = flat.gradient(
             after_P, after_B, *samples, training.loss, after, within=effects.observed, forward=lambda: forward
@@ -139,7 +139,7 @@ def _observe(training: ClientTraining, index_B: Tensor) -> ModuleProfile:
         gradients.append(gradient_P.nan_to_num())
         is_random = is_random or not torch.equal(generator.get_state(), seeded)
         # some of torch's operations write without saying so
-        mutates |= flat.wrote | effects.mutates | ({"weights"} if not equal_with_nan(x_P, after_P) else set())
+        mutates |= flat.written | effects.mutates | ({"weights"} if not equal_with_nan(x_P, after_P) else set())
         pairs = [(b_B, after_B), *((value, after[name]) for name, value in integers.items())]
         if not all(equal_with_nan(*pair) for pair in pairs):
             mutates.add("buffers")
@@ -201,7 +201,7 @@ class _SideEffects:
 
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 arguments = written(func, args, kwargs or {})
-                owners = {flat.whose(argument) for argument in arguments if isinstance(argument, Tensor)}
+                owners = {flat.owner_of_memory(argument) for argument in arguments if isinstance(argument, Tensor)}
                 effects.mutates |= {owner for owner in owners if owner is not None}
                 return func(*args, **(kwargs or {}))
 

@@ -48,7 +48,9 @@ class ParameterLayout:
     def __init__(self, flat: FlatModule, last: Collection[str] = (), copy: Callable[[Tensor, Tensor], None] = _copy):
         """`copy` brings filters from one order to the other."""
         self._flat, self._copy = flat, copy
-        views = flat.named(torch.empty(1, flat.parameters, device="meta"), torch.empty(1, flat.buffers, device="meta"))
+        views = flat.unflatten(
+            torch.empty(1, flat.parameters, device="meta"), torch.empty(1, flat.buffers, device="meta")
+        )
         self._banks: dict[str, FilterBlock] = {}
         for name in flat.names:
             view_1OIhw = views[name]
@@ -67,33 +69,33 @@ class ParameterLayout:
 
     def named(self, x_CP: Tensor, b_CZ: Tensor) -> dict[str, Tensor]:
         """Views of such rows under the module's names and in its shapes."""
-        return self._flat.named(x_CP, b_CZ) | {
+        return self._flat.unflatten(x_CP, b_CZ) | {
             name: bank.last(x_CP[:, bank.where]) for name, bank in self._banks.items()
         }
 
     def into(self, out_CP: Tensor, given: IndexedRows, leaves: Sequence[int]) -> None:
         """Copy these leaves' rows, which are given in the module's order."""
         if not self._orders(given):
-            given.into(out_CP, leaves)
-        elif given.of_N is None:
+            given.copy_into(out_CP, leaves)
+        elif given.index_N is None:
             # bank by bank: where leaves do not lie together, theirs are copied on the way
             for stretch in self._others:
-                out_CP[:, stretch].copy_(given.columns(stretch).some(leaves))
+                out_CP[:, stretch].copy_(given.slice_columns(stretch).take(leaves))
             for bank in self._banks.values():
-                self._copy(bank.plain(given.columns(bank.where).some(leaves)), bank.last(out_CP[:, bank.where]))
+                self._copy(bank.plain(given.slice_columns(bank.where).take(leaves)), bank.last(out_CP[:, bank.where]))
         else:
             # rows that leaves share are ordered first, then copied for each
-            if len(leaves) < len(given.of_N):
-                used, of_C = np.unique(given.of_N[list(leaves)], return_inverse=True)
-                given, leaves = IndexedRows(IndexedRows(given.rows_MP).some(used.tolist()), of_C), range(len(leaves))
+            if len(leaves) < len(given.index_N):
+                used, of_C = np.unique(given.index_N[list(leaves)], return_inverse=True)
+                given, leaves = IndexedRows(IndexedRows(given.rows_MP).take(used.tolist()), of_C), range(len(leaves))
             ordered_MP = torch.empty_like(given.rows_MP)
             self.into(ordered_MP, IndexedRows(given.rows_MP), range(len(ordered_MP)))
-            given._replace(rows_MP=ordered_MP).into(out_CP, leaves)
+            given._replace(rows_MP=ordered_MP).copy_into(out_CP, leaves)
 
     def some(self, given: IndexedRows, leaves: Sequence[int]) -> Tensor:
         """These leaves' rows, which are given in the module's order."""
         if not self._orders(given):
-            return given.some(leaves)
+            return given.take(leaves)
         out_CP = given.rows_MP.new_empty(len(leaves), given.rows_MP.shape[1])
         self.into(out_CP, given, leaves)
         return out_CP

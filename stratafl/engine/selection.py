@@ -151,7 +151,7 @@ def perturbed_clients(flat: FlatModule, x_P: Tensor, b_Z: Tensor) -> tuple[Tenso
 
     rows = []
     for _ in range(TRIAL_CLIENTS):
-        parts = [view.reshape(-1) for name, view in flat.named(x_P, b_Z).items() if name in set(flat.names)]
+        parts = [view.reshape(-1) for name, view in flat.unflatten(x_P, b_Z).items() if name in set(flat.names)]
         moved = [part + 0.1 * (part.square().mean().sqrt() or 1.0) * noise(part) for part in parts]
         # a buffer may be a mask, of which zeros and infinities stay as they are
         rows.append((torch.cat(moved), b_Z * (1 + 0.05 * noise(b_Z))))
@@ -226,7 +226,7 @@ def _chosen(
     known: ModuleProfile,
 ) -> tuple[BatchedGradients | None, str]:
     try:
-        x_CP, b_CZ = perturbed_clients(flat, *(row.to(inputs.device) for row in flat.row(flat.module)))
+        x_CP, b_CZ = perturbed_clients(flat, *(row.to(inputs.device) for row in flat.flatten_module(flat.module)))
         reason = _loop_only_reason(flat, known)
         tried = [] if reason else make_trials(flat, loss, x_CP, b_CZ, inputs, targets, known.is_random)
     except Exception as problem:

@@ -101,14 +101,14 @@ class StackedEngine:
 
         Raises UnsupportedModule with the reason, "loop: ...", where none does.
         """
-        self.training, self.leaf = training, training.leaf
+        self.training, self.leaf = training, training.client_update
         self.profile = profile_module(training) if profile is None else profile
-        flat, supply, augment = training.flat, training.supply, training.augment
+        flat, supply, augment = training.flat, training.samples, training.augment
         device = self._device = supply.device
         self._uses_cuda_graphs = cuda_graphs and device.type == "cuda" and supply.is_on_device
         self._sizes = training.clients.sizes.tolist()
         longest = max(self._sizes)
-        self._batch_capacity = longest if training.batch is None else min(longest, training.batch)
+        self._batch_capacity = longest if training.batch_size is None else min(longest, training.batch_size)
         self._first_sample_N = torch.as_tensor(np.cumsum([0, *self._sizes[:-1]]), device=device)
         self._sample_indices = training.clients.order.to(device)
         self._backend = kernels.backend_for(device, flat.dtype)
@@ -133,7 +133,7 @@ class StackedEngine:
             gradients, self.how = select_gradient_method(
                 flat, training.loss, augmented, targets, precision, class_indices, methods, self.profile
             )
-        if training.leaf.epochs is not None and (augment is not None or not supply.is_on_device):
+        if training.client_update.epochs is not None and (augment is not None or not supply.is_on_device):
             gradients, self.how = None, "loop: clients that make passes of their own read or augment one by one"
         if gradients is None:
             raise UnsupportedModule(self.how)
@@ -161,24 +161,24 @@ class StackedEngine:
         # clients with most steps first, so that those that are done earlier stand behind the others
         order_A = None
         if self.leaf.epochs is not None:
-            order_A = np.argsort(-self._steps_per_client(work.active, 1), kind="stable")
-            work = work._replace(active=[work.active[index] for index in order_A])
-        result = TrainResult.room(work)
+            order_A = np.argsort(-self._steps_per_client(work.clients, 1), kind="stable")
+            work = replace(work, clients=[work.clients[index] for index in order_A])
+        result = TrainResult.empty_for(work)
         lr = float(self.leaf.lr(work.round))
         self.training.flat.train()
         with limit_threads(self.training.flat.parameters), float32_matmul_precision(self.precision, self._device):
             for chunk in self._chunks(work, work.steps):
                 state = self._train_chunk(work, chunk, lr)
                 self._write_back(state, result, chunk.rows)
-        if work.has_path and self.leaf.epochs is not None:
-            steps_A = self._steps_per_client(work.active, 1)
+        if work.wants_sgd_path and self.leaf.epochs is not None:
+            steps_A = self._steps_per_client(work.clients, 1)
             result.path_AP.div_(to_device(steps_A, self._device, result.path_AP.dtype)[:, None])
         self._prefetch(work)
-        return result if order_A is None else result.in_order(np.argsort(order_A))
+        return result if order_A is None else result.reorder(np.argsort(order_A))
 
     def gradients(self, work: TrainRequest) -> Tensor:
-        g_AP = work.x.rows_MP.new_empty(len(work.active), work.x.rows_MP.shape[1])
-        work = work._replace(optimiser={}, has_path=False)
+        g_AP = work.model.rows_MP.new_empty(len(work.clients), work.model.rows_MP.shape[1])
+        work = replace(work, client_rows={}, wants_sgd_path=False)
         self.training.flat.train()
         with limit_threads(self.training.flat.parameters), float32_matmul_precision(self.precision, self._device):
             for chunk in self._chunks(work, 1):
@@ -204,17 +204,17 @@ class StackedEngine:
     def _step_index(self, work: TrainRequest, clients: Sequence[int], number: int = 0) -> int | Tensor:
         """Number in the run of these clients' step `number` of the request."""
         if self.leaf.epochs is None:
-            return work.step + number
-        return to_device(self._steps_per_client(clients, work.step) + number, self._device)
+            return work.first_step + number
+        return to_device(self._steps_per_client(clients, work.first_step) + number, self._device)
 
     def _write_back(self, state: ChunkState, result: TrainResult, rows: slice) -> None:
         """Copy a chunk's rows to the result, in the module's order of parameters."""
         layout = self._gradients_for(state).layout
-        result.b_AB[rows].copy_(state.b_CZ)
-        layout.restore(state.x_CP, result.x_AP[rows])
+        result.buffers_AB[rows].copy_(state.b_CZ)
+        layout.restore(state.x_CP, result.model_AP[rows])
         if state.path_CP is not None:
             layout.restore(state.path_CP, result.path_AP[rows])
-        for name, out_AP in result.optimiser.items():
+        for name, out_AP in result.client_rows.items():
             layout.restore(state.state[name], out_AP[rows])
 
     # -- batches -----------------------------------------------------------------------------------
@@ -222,10 +222,10 @@ class StackedEngine:
     def _chunks(self, work: TrainRequest, steps: int) -> Iterator[Chunk]:
         """The participating clients in chunks, each with its samples and the lengths of its
         batches."""
-        active = work.active
+        active = work.clients
         if not active:
             return
-        drawn = self._draw_batches(active, work.step, steps)
+        drawn = self._draw_batches(active, work.first_step, steps)
         # as many chunks as needed and as even as can be, so that they look alike to a CUDA graph
         count = -(-len(active) // (self.chunk_size or len(active)))
         size = -(-len(active) // count)
@@ -243,7 +243,7 @@ class StackedEngine:
         if self._prefetched is not None and self._prefetched[0] == key:
             return self._prefetched[1]
         training = self.training
-        clients = [training.first + client for client in active]
+        clients = [training.first_client + client for client in active]
         first, most = self._steps_per_client(active, step), int(self._steps_per_client(active, steps).max(initial=0))
         batches = padded_batches(
             training.seed,
@@ -251,7 +251,7 @@ class StackedEngine:
             [self._sizes[client] for client in active],
             first,
             most,
-            training.batch,
+            training.batch_size,
             training.sampling,
             self._device,
             self._batch_capacity,
@@ -264,11 +264,11 @@ class StackedEngine:
     def _prefetch(self, work: TrainRequest) -> None:
         """Draw the next batches while a GPU is busy, if the same clients are likely to take part
         again."""
-        if self._device.type == "cuda" and work.active == self._last_active:
-            next_step = work.step + work.steps
-            batches = self._draw_batches(work.active, next_step, work.steps)
-            self._prefetched = (tuple(work.active), next_step, work.steps), batches
-        self._last_active = work.active
+        if self._device.type == "cuda" and work.clients == self._last_active:
+            next_step = work.first_step + work.steps
+            batches = self._draw_batches(work.clients, next_step, work.steps)
+            self._prefetched = (tuple(work.clients), next_step, work.steps), batches
+        self._last_active = work.clients
 
     def _step_batch(self, chunk: Chunk, number: int, step: int | Tensor, clients: int | None = None) -> StepBatch:
         """Batch of a chunk's first clients in step `number` of its samples."""
@@ -283,7 +283,7 @@ class StackedEngine:
 
     def _load_batch(self, batch: StepBatch) -> tuple[Inputs, Tensor]:
         """The samples as the clients train on them."""
-        training, supply, seed = self.training, self.training.supply, self.training.seed
+        training, supply, seed = self.training, self.training.samples, self.training.seed
         if self._image_data is not None and self._backend.load_images is not None:
             images_CB = self._backend.load_images(
                 self._image_data, batch.index_CB, seed, batch.client_C, batch.step, self.precision
@@ -320,7 +320,7 @@ class StackedEngine:
         state.load(work, chunk.clients, self._gradients_for(state).layout)
         if captured:
             # all of them have taken as many steps
-            captured.run(chunk.samples, int(self._steps_per_client(chunk.clients[:1], work.step)[0]), lr)
+            captured.run(chunk.samples, int(self._steps_per_client(chunk.clients[:1], work.first_step)[0]), lr)
             return state
         for number in range(int(chunk.steps_C[0])):
             clients = chunk.clients[: int((chunk.steps_C > number).sum())]
@@ -331,13 +331,13 @@ class StackedEngine:
     def _choose_chunk_size(self) -> int:
         """As many clients as the memory holds."""
         clients, flat = len(self._sizes), self.training.flat
-        x_P, b_Z = (row.to(self._device) for row in flat.row(flat.module))
+        x_P, b_Z = (row.to(self._device) for row in flat.flatten_module(flat.module))
         of_N = np.zeros(clients, dtype=np.int64)
         x, b = IndexedRows(x_P[None], of_N), IndexedRows(b_Z[None], of_N)
         uncounted = torch.zeros_like(self._clipped_steps)
 
         def run_step(count: int) -> None:
-            work = TrainRequest(x, b, (x,), (), list(range(count)), 0, 1, 0)
+            work = TrainRequest(model=x, buffers=b, corrections=(x,), clients=list(range(count)))
             for chunk in self._chunks(work, 1):
                 state = ChunkState.allocate(work, count, self.leaf)
                 state.load(work, chunk.clients, self._gradients_for(state).layout)
@@ -363,14 +363,14 @@ class StackedEngine:
             return None
         if chunk.steps_C[-1] < chunk.steps_C[0]:
             return None
-        local_terms = tuple((pull.local, pull.correction is None) for pull in work.pulls)
+        local_terms = tuple((pull.local, pull.correction is None) for pull in work.local_rules)
         key = (
             len(chunk.clients),
             bool(work.corrections),
             local_terms,
             self.leaf.stages,
             self.leaf.optimiser,
-            work.has_path,
+            work.wants_sgd_path,
             chunk.samples.mask_CHB.shape[2],
         )
         is_frequent = self._capture_policy.should_capture(key)

@@ -84,7 +84,7 @@ class ModelUnderTest(NamedTuple):
     def gradient(self, inputs: Inputs, targets: Tensor) -> None:
         """Compute a step's gradient on copies of these samples."""
         self.flat.train()
-        module = self.flat.given()
+        module = self.flat.source_module()
         before = [] if module is None else [(parameter, parameter.grad) for parameter in module.parameters()]
         for parameter, _ in before:
             parameter.grad = None
@@ -219,11 +219,11 @@ def build_objective(
     subject.flat.eval()
     with torch.no_grad():
         outputs = subject.outputs(inputs[:2])
-    scores, needing_all = find_scores(outputs), [metric.name for metric in metrics if not metric.adds_up]
+    scores, needing_all = find_scores(outputs), [metric.name for metric in metrics if not metric.is_additive]
     if needing_all and output_bytes(outputs if scores is None else scores) * len(inputs) > WHOLE * min(2, len(inputs)):
         reason = "needs all outputs at once, and these are more than 1 GiB: give an object with update and compute"
         raise InvalidInput(f"metrics.{needing_all[0]}", needing_all[0], reason)
-    adding = [metric.name for metric in metrics if metric.adds_up]
+    adding = [metric.name for metric in metrics if metric.is_additive]
     if scores is None and adding:
         raise InvalidInput(
             f"metrics.{adding[0]}", describe_outputs(outputs), f"needs scores: a model's output {WANTED}"

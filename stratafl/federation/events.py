@@ -1,76 +1,134 @@
-"""Who watches a federation: measures of drift, the account of what was sent. Watching changes
-nothing."""
+"""Events of a federation, and the base class of what observes them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
-from stratafl.federation.sync import AggregationResult
+from stratafl.federation.sync import AggregationResult, AggregatorState, ReceivedUpdates
 
 
-class RoundBegan(NamedTuple):
-    """A round of one edge level begins."""
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RoundBegan:
+    """A round of one edge level began."""
 
     level: int
     active_N: np.ndarray
-    """Who takes part."""
-    parcel_bytes: int
-    """What each gets, if it does not have it yet: the parent's model with its buffers and the
-    rule's note."""
+    """Nodes that take part."""
+    broadcast_bytes: int
+    """Size of the parent's message (model, buffers and the rule's `note`), sent to each node that
+    does not have it yet."""
     model_bytes: int
-    restarting: bool
-    """Whether corrections are about to be set from gradients, and come with these."""
+    restarts_from_gradients: bool
+    """Whether corrections are about to be set from gradients, and are sent with these."""
 
 
-class GradientsExchanged(NamedTuple):
-    """Corrections below the last meeting were set from gradients."""
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class GradientsExchanged:
+    """Corrections below the last synchronisation were set from gradients."""
 
-    top: int
-    """The topmost edge level of the last meeting."""
-    fresh: Sequence[int]
-    """The edge levels whose corrections are new."""
+    top_level: int
+    """Topmost edge level of the last synchronisation."""
+    restarted_levels: Sequence[int]
+    """Edge levels whose corrections are new."""
     sent: Mapping[int, np.ndarray]
-    """Per edge level, who sent a gradient to its parent."""
+    """By edge level, the nodes that sent a gradient to their parent."""
     active: Sequence[np.ndarray]
-    """Per level, who takes part."""
+    """By level, the nodes that take part."""
     model_bytes: int
 
 
-class LevelSynchronized(NamedTuple):
-    """One edge level has met."""
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SyncCounts:
+    """Messages of one synchronisation of one edge level."""
 
-    level: int
+    reported_N: np.ndarray
+    """Children whose reports arrived."""
+    accepted_N: np.ndarray
+    """Children whose updates count."""
+    upload_bytes: int
+    """Size of a child's report."""
+    broadcast_bytes: int
+    """Size of the parent's answer."""
+    is_answered: bool
+    """Whether the children whose updates count got the new model for them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SyncModels:
+    """Models and corrections of one synchronisation of one edge level."""
+
     model_NP: Tensor
     """The children's models."""
     start_MP: Tensor
-    """What their parents had given them."""
+    """The models that their parents had sent them."""
     correction_NP: Tensor | None
-    """What they had used until then."""
-    came_N: np.ndarray
-    outcome: AggregationResult
-    is_mean: bool
-    """Whether the parents took the mean, rather than what a reducer of the rule's own makes of
-    it."""
-    sent_bytes: int
-    """The bytes that each child that came has sent."""
-    parcel_bytes: int
-    is_answered: bool
-    """Whether those that count got the new model for it."""
+    """The corrections that the children's subtrees used until then."""
+    result: AggregationResult
+    takes_mean: bool
+    """Whether the parents took the mean, instead of the result of a reducer of the rule's own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LevelSynchronized:
+    """One edge level was synchronised."""
+
+    level: int
+    counts: SyncCounts
+    models: SyncModels | None
+    """None where only messages are counted."""
+
+    @staticmethod
+    def from_result(
+        level: int,
+        model_NP: Tensor,
+        correction_NP: Tensor | None,
+        *,
+        received: ReceivedUpdates,
+        before: AggregatorState,
+        result: AggregationResult,
+        takes_mean: bool,
+        upload_bytes: int,
+        broadcast_bytes: int,
+        is_answered: bool,
+    ) -> LevelSynchronized:
+        """The event of an aggregation; before: the parents' state until then."""
+        counts = SyncCounts(
+            reported_N=received.reported_N,
+            accepted_N=result.accepted_N,
+            upload_bytes=upload_bytes,
+            broadcast_bytes=broadcast_bytes,
+            is_answered=is_answered,
+        )
+        models = SyncModels(
+            model_NP=model_NP,
+            start_MP=before.model_MP,
+            correction_NP=correction_NP,
+            result=result,
+            takes_mean=takes_mean,
+        )
+        return LevelSynchronized(level=level, counts=counts, models=models)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ModelFromAbove:
+    """The new models of an edge level went down to the clients."""
+
+    top_level: int
+    has_correction: Sequence[bool]
+    """By level, whether its nodes have corrections."""
 
 
 class Observer:
-    """Sees what happens; a watcher overrides what it cares for."""
+    """Base class of observers; they override the methods of the events they use."""
 
-    def began(self, beginning: RoundBegan) -> None: ...
+    def on_round_begin(self, event: RoundBegan) -> None: ...
 
-    def restarted(self, restart: GradientsExchanged) -> None: ...
+    def on_gradient_restart(self, event: GradientsExchanged) -> None: ...
 
-    def met(self, meeting: LevelSynchronized) -> None: ...
+    def on_sync(self, event: LevelSynchronized) -> None: ...
 
-    def relayed(self, top: int, corrections: Sequence[Tensor | None]) -> None:
-        """Models of edge level `top` went down to the leaves; `corrections` are those in force, by
-        edge level."""
+    def on_model_from_above(self, event: ModelFromAbove) -> None: ...

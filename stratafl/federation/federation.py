@@ -1,10 +1,14 @@
-"""The simulated tree: rounds, training results and synchronisation of its levels."""
+"""The simulated tree: rounds, training results and synchronisation of its levels.
+
+Shape suffixes: N nodes of a level, M nodes of the level above, A clients that take part, P
+parameters, B buffer values.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,529 +17,576 @@ from torch import Tensor
 from stratafl.base.device import DeviceCache, to_device
 from stratafl.base.state_dict import StateDict, load_like
 from stratafl.base.topology import Tree
-from stratafl.core.channel import BUFFERS, MODEL, Channels, row_bytes
+from stratafl.core.channel import BUFFERS, MODEL, ChannelKey, row_bytes
 from stratafl.core.client_training import LocalRule, TrainRequest, TrainResult
 from stratafl.core.client_update import Leaf, append_sgd_path, needs_sgd_path
-from stratafl.core.participation import Participation, sample_participants
-from stratafl.core.rows import DriftKernel, IndexedRows
-from stratafl.core.rule import Edge, Path, Rows, Rule, average
+from stratafl.core.participation import sample_participants
+from stratafl.core.rows import DriftKernel, IndexedRows, scatter_rows, where_rows, where_tables
+from stratafl.core.rule import Edge, Rows, Rule, SgdPath
 from stratafl.federation import sync
-from stratafl.federation.events import GradientsExchanged, LevelSynchronized, Observer, RoundBegan
-from stratafl.federation.state import (
-    LatePolicy,
-    LevelState,
-    PendingUpdates,
-    add_missing_fields,
-    with_current_corrections,
+from stratafl.federation.events import (
+    GradientsExchanged,
+    LevelSynchronized,
+    ModelFromAbove,
+    Observer,
+    RoundBegan,
 )
+from stratafl.federation.state import LevelState, receives_broadcast
 from stratafl.federation.sync import (
     AggregationResult,
     AggregatorState,
-    Edges,
+    EdgeLevel,
+    EdgeNodes,
     ReceivedUpdates,
-    Terms,
+    SyncResult,
     Upload,
-    choose,
-    choose_rows,
-    restart_from_gradients,
 )
-from stratafl.federation.update_checks import Limits, Refusal, update_factors, update_limits
+from stratafl.federation.update_checks import Rejection
 
 
-class Standing:
-    """What a federation has, and how it begins."""
+class Federation:
+    """State of all nodes of a tree, and the algorithm that changes it round by round."""
 
     def __init__(
         self,
         tree: Tree,
-        rules: Sequence[Rule],
-        x_P: Tensor,
-        b_B: Tensor,
-        participation: Sequence[Participation],
-        seed: int,
-        update_limit: float | None = None,
-        update_factor: object = None,
+        edges: Sequence[EdgeLevel],
+        model_P: Tensor,
+        buffers_B: Tensor,
+        *,
+        client_update: Leaf | None = None,
+        local_rows: Rows | None = None,
+        observers: Iterable[Observer] = (),
         drift_kernel: DriftKernel | None = None,
-        watchers: Iterable[Observer] = (),
-        channels: Sequence[Channels] | None = None,
-        leaf: Leaf | None = None,
-        kept: Rows | None = None,
-        later: Mapping[int, LatePolicy] | None = None,
     ):
-        """The rules, the participation and the channels are those of the edge levels, root first;
-        the leaf's chain says what of it outlives a meeting: by default, nothing does. `kept` is a
-        row of whatever else each leaf keeps to itself (see `home`). `later` has the edge levels at
-        which late work counts, where those that take part are those that begin (see `late`)."""
-        self.tree, self.seed, self.watchers = tree, seed, list(watchers)
-        # Lists are indexed by level; those of edges have an unused entry 0, so that index m is edge
-        # level m.
-        self.rules: list[Rule] = [average(), *rules]
-        self.participation: list[Participation] = [None, *participation]
-        self._placed = DeviceCache(x_P.device)
-        self._width, self.has_path = len(b_B), leaf is not None and needs_sgd_path(leaf, rules)
-        self._optimiser = leaf.optimiser if leaf is not None and leaf.keeps else None
-        self._kept_at_first, self._later = kept or {}, later or {}
+        """Every node starts with the same model and buffers.
+
+        edges: one entry per edge level, root first.
+        client_update: the clients' chain, which says whether optimizer states outlive a
+            synchronisation; unless given, they do not.
+        local_rows: rows of one for everything else that each client keeps to itself (see
+            `local_parameters`).
+        """
+        self.tree, self.observers = tree, list(observers)
+        self.edges = {edge.level: edge for edge in edges}
+        """Settings by edge level, from 1, the root's, to the clients'."""
+        self.has_path = client_update is not None and needs_sgd_path(client_update, self.rules)
+        self._buffer_width = len(buffers_B)
+        keeps_state = client_update is not None and client_update.keeps_optimizer_state
+        self._optimizer = client_update.optimiser if client_update is not None and keeps_state else None
+        self._local_rows = local_rows or {}
         if self.has_path:
-            b_B = append_sgd_path(b_B, torch.zeros_like(x_P))
-        limits = zip(update_limits(update_limit, rules), update_factors(update_factor, rules), strict=True)
-        channels = [Channels()] * tree.depth if channels is None else channels
-        masked = not bool(b_B.isfinite().all())
-        self._edges = [
-            Edges(Terms(rule, level, seed, each), tree, level, Limits(*limit), self._placed, masked, drift_kernel)
-            for level, (rule, each, limit) in enumerate(zip(rules, channels, limits, strict=True), 1)
-        ]
-        self.levels = [self._first(0, x_P[None], b_B[None])]
-        for level in self._edge_levels():
-            above = self.levels[-1].given
-            self.levels.append(self._first(level, *(tree.to_children(level, above[name]) for name in (MODEL, BUFFERS))))
-        self.top = 0
-        """The topmost edge level of the last meeting: everything below it starts anew. 0: nothing
-        met yet."""
-        for level in self._edge_levels():
-            self._correct(level)
+            buffers_B = append_sgd_path(buffers_B, torch.zeros_like(model_P))
+        self._cache = DeviceCache(model_P.device)
+        may_be_nonfinite = not bool(buffers_B.isfinite().all())
+        self._nodes = {
+            level: EdgeNodes(
+                tree=tree,
+                level=level,
+                cache=self._cache,
+                may_be_nonfinite=may_be_nonfinite,
+                drift_kernel=drift_kernel,
+            )
+            for level in self.edges
+        }
+        self.levels: list[LevelState] = []
+        self.levels.append(self._initial_level(0, model_P[None], buffers_B[None]))
+        for level in self._levels_from(1):
+            above = self.levels[-1].broadcast
+            self.levels.append(self._initial_level(level, *self._from_parents(level, above)))
+        self.last_sync_level = 0
+        """Topmost edge level of the last synchronisation: all levels below it begin a round. 0
+        before the first synchronisation."""
+        for level in self._levels_from(1):
+            self._update_correction(level)
 
-    def _first(self, level: int, x_NP: Tensor, b_NB: Tensor) -> LevelState:
-        """A level before the first round, with what came from above."""
-        nodes = self.tree.sizes[level]
-        own = {} if level < self.tree.depth else self._leaves_own(x_NP)
-        first = LevelState(
-            model=x_NP,
-            buffers=b_NB,
-            given={},
-            given_bytes=0,
-            memory={},
-            state=self.rules[level].init(x_NP),
-            correction=None,
-            up_channel={},
-            down_channel={},
-            rate_N=np.zeros(nodes),
-            brings_N=np.zeros(nodes, dtype=bool),
-            active_N=np.ones(nodes, dtype=bool),
-            begun_N=np.zeros(nodes, dtype=bool),
-            rounds=0,
-            optimiser=own,
-            advanced=own if level in self._later else {},
-            meetings_N=np.zeros(nodes, dtype=np.int64),
-            pending=PendingUpdates.nothing(x_NP) if level in self._later else None,
+    @property
+    def rules(self) -> list[Rule]:
+        """The rule of every edge level, root first."""
+        return [edge.rule for edge in self.edges.values()]
+
+    def _initial_level(self, level: int, model_NP: Tensor, buffers_NB: Tensor) -> LevelState:
+        """State of a level before the first round, given the parents' broadcast."""
+        edge = self.edges.get(level)
+        state = LevelState.initial(
+            model_NP,
+            buffers_NB,
+            state={} if edge is None else edge.rule.init(model_NP),
+            up_channel={} if edge is None else edge.channels.up.init({MODEL: model_NP, BUFFERS: buffers_NB}),
+            is_late=edge is not None and edge.late is not None,
+            client_rows={} if level < self.tree.depth else self._initial_client_rows(model_NP),
         )
-        if level > 0:
-            channel = self._edge(level).terms.channels.up
-            first = replace(first, up_channel=channel.init({MODEL: x_NP, BUFFERS: b_NB}))
-        if level < self.tree.depth:
-            terms = self._edge(level + 1).terms
-            held = AggregatorState(x_NP, b_NB, terms.rule.open(x_NP))
-            parcel = sync.broadcast_message(terms.rule, held)
-            first = replace(first, given=parcel, memory=held.memory, down_channel=terms.channels.down.init(parcel))
-            first = self._giving(level, first, held, 0, first.active_N)
-        return first
+        if level == self.tree.depth:
+            return state
+        below = self.edges[level + 1]
+        aggregator = AggregatorState(model_MP=model_NP, buffers_MB=buffers_NB, memory=below.rule.open(model_NP))
+        message = sync.broadcast_message(below.rule, aggregator)
+        state = replace(
+            state, broadcast=message, memory=aggregator.memory, down_channel=below.channels.down.init(message)
+        )
+        return self._broadcast(level, state, aggregator, mask_N=state.active_N)
 
-    def _leaves_own(self, x_NP: Tensor) -> Rows:
-        """What the leaves keep to themselves, before the first round."""
-        own = {} if self._optimiser is None else self._optimiser.init(x_NP)
-        return own | {name: row_1P.expand(len(x_NP), -1) for name, row_1P in self._kept_at_first.items()}
+    def _initial_client_rows(self, model_NP: Tensor) -> Rows:
+        """Rows that the clients keep to themselves, before the first round."""
+        optimizer_state = {} if self._optimizer is None else self._optimizer.init(model_NP)
+        return optimizer_state | {name: row_1P.expand(len(model_NP), -1) for name, row_1P in self._local_rows.items()}
 
     # -- the state as plain data -------------------------------------------------------------------
 
     def saved(self) -> StateDict:
-        """Everything that changes in the course of a run, as it stands."""
-        pairs = zip(self.levels, self.tree.weights, strict=True)
-        return {"top": self.top, "levels": [each.as_dict(weights_N) for each, weights_N in pairs]}
+        """Everything that changes in the course of a run, as plain data."""
+        weighted = zip(self.levels, self.tree.weights, strict=True)
+        levels = [level.as_dict(weights_N) for level, weights_N in weighted]
+        return {"last_sync_level": self.last_sync_level, "levels": levels}
 
     def fitted(self, state: StateDict) -> StateDict:
-        """A copy of a state of a federation made of the same things; a state of another is
-        refused."""
-        return load_like(self.saved(), add_missing_fields(state, self.tree.weights), "federation")
+        """Copy a state that `saved` made of a federation of the same form; raise for any other."""
+        return load_like(self.saved(), state, "federation")
 
-    def restore(self, fits: StateDict) -> None:
-        """Go on from what `fitted` gave; states that were made under other weights are brought in
-        line with these."""
-        levels, weights = zip(*map(LevelState.of, fits["levels"]), strict=True)
-        self.top, self.levels = fits["top"], list(levels)
-        masked = not all(bool(each.given[BUFFERS].isfinite().all()) for each in self.levels[:-1])
-        self._edges = [replace(edges, masked=masked) for edges in self._edges]
-        before = replace(self.tree, weights=weights, _on_device={})
-        for level in self._edge_levels():
-            self._reweigh(level, before)
+    def restore(self, fitted: StateDict) -> None:
+        """Go on from a state that `fitted` returned.
 
-    def _reweigh(self, level: int, before: Tree) -> None:
-        """Bring the states of an edge level, which were made under the weights of the tree
-        `before`, in line with those of now."""
-        reweigh, now, above = self.rules[level].reweigh, self.levels[level], self.levels[level - 1]
-        is_same = np.array_equal(before.weights[level], self.tree.weights[level])
-        if reweigh is None or not self.tree.any_rank(level, not is_same):
+        Rule states made under other weights of the tree are adapted to the present ones.
+        """
+        levels, weights = zip(*map(LevelState.of, fitted["levels"]), strict=True)
+        self.last_sync_level, self.levels = fitted["last_sync_level"], list(levels)
+        may_be_nonfinite = not all(bool(level.broadcast[BUFFERS].isfinite().all()) for level in self.levels[:-1])
+        self._nodes = {level: replace(nodes, may_be_nonfinite=may_be_nonfinite) for level, nodes in self._nodes.items()}
+        previous_tree = replace(self.tree, weights=weights, _on_device={})
+        for level in self._levels_from(1):
+            self._reweigh(level, previous_tree)
+
+    def _reweigh(self, level: int, previous_tree: Tree) -> None:
+        """Adapt the states of an edge level, made under the weights of another tree, to this one's
+        weights."""
+        rule, children, parents = self.edges[level].rule, self.levels[level], self.levels[level - 1]
+        has_changed = not np.array_equal(previous_tree.weights[level], self.tree.weights[level])
+        if rule.reweigh is None or not self.tree.any_rank(level, has_changed):
             return
-        moved = {name: self.tree.mean(level, rows) - before.mean(level, rows) for name, rows in now.state.items()}
-        memory, shift = reweigh(above.memory, moved, torch.zeros_like(above.model[:, :1]))
-        state = {
-            name: rows - self.tree.to_children(level, shift[name]) for name, rows in now.state.items() if name in shift
-        }
-        self._change(level, state=now.state | state)
+        state, memory = sync.reweigh(rule, self.tree, previous_tree, level, children.state, parents)
+        self._change(level, state=state)
         self._change(level - 1, memory=memory)
-        self._correct(level)
+        self._update_correction(level)
+
+    # -- the start of a round ----------------------------------------------------------------------
+
+    def begin_round(self) -> None:
+        """Sample the participants of every level that last synchronised, and give them their
+        parents' models."""
+        for level in self._levels_from(self.last_sync_level):
+            edge, children, parents = self.edges[level], self.levels[level], self.levels[level - 1]
+            sampled_N = sample_participants(
+                edge.participation, self.tree.whole, level, round=children.rounds_begun, seed=edge.seed
+            )
+            active_N = self.tree.restrict(level, sampled_N) & parents.active_N[self.tree.parents[level]]
+            joining_N = active_N & ~children.has_joined_N
+            self._change(
+                level,
+                active_N=active_N,
+                has_joined_N=children.has_joined_N | active_N,
+                rounds_begun=children.rounds_begun + 1,
+            )
+            if children.rounds_begun and joining_N.any():
+                self._join(level, joining_N)
+            if children.pending is not None:
+                model_NP = self.tree.to_children(level, parents.broadcast[MODEL])
+                pending = children.pending.begin(active_N, model_NP, self._syncs_of_parents(level))
+                self._change(level, pending=pending)
+            began = RoundBegan(
+                level=level,
+                active_N=active_N,
+                broadcast_bytes=parents.broadcast_bytes,
+                model_bytes=self._model_bytes,
+                restarts_from_gradients=self.needs_gradients,
+            )
+            for observer in self.observers:
+                observer.on_round_begin(began)
+
+    def _join(self, level: int, joining_N: np.ndarray) -> None:
+        """Initialise the states of nodes that take part for the first time from the model they get
+        now. Until then they had states for the model that the run began with."""
+        joining_A = to_device(np.flatnonzero(joining_N), self.levels[level].model.device)
+        edge, children, above = self.edges[level], self.levels[level], self.levels[level - 1].broadcast
+        parent_A = to_device(self.tree.parents[level][joining_N], joining_A.device)
+        model_AP, buffers_AB = (above[name].index_select(0, parent_A) for name in (MODEL, BUFFERS))
+
+        def initialised(rows: Rows, initial: Rows) -> Rows:
+            is_same = all(torch.equal(rows[name].index_select(0, joining_A), new) for name, new in initial.items())
+            if is_same:
+                return rows
+            return rows | {name: rows[name].index_copy(0, joining_A, new) for name, new in initial.items()}
+
+        initial_channel = edge.channels.up.init({MODEL: model_AP, BUFFERS: buffers_AB})
+        is_client = level == self.tree.depth
+        optimizer_state = self._optimizer.init(model_AP) if is_client and self._optimizer is not None else {}
+        self._change(
+            level,
+            state=initialised(children.state, edge.rule.init(model_AP)),
+            up_channel=initialised(children.up_channel, initial_channel),
+            client_rows=initialised(children.client_rows, optimizer_state),
+        )
+        if not is_client:
+            memory = initialised(children.memory, self.edges[level + 1].rule.open(model_AP))
+            if memory is not children.memory:
+                model_NP, buffers_NB = self._from_parents(level, above)
+                aggregator = AggregatorState(model_MP=model_NP, buffers_MB=buffers_NB, memory=memory)
+                changed = replace(self.levels[level], memory=memory)
+                self.levels[level] = self._broadcast(level, changed, aggregator, mask_N=joining_N)
+        self._update_correction(level)
+        if not is_client:
+            self._update_correction(level + 1)
+
+    @property
+    def needs_gradients(self) -> bool:
+        """Whether corrections are set from gradients before the clients train."""
+        return bool(self._levels_from_gradients())
+
+    def _levels_from_gradients(self) -> list[int]:
+        """Edge levels whose corrections are set from gradients before the clients train."""
+        levels = self._levels_from(self.last_sync_level + 1)
+        return [level for level in levels if self.edges[level].rule.from_gradient]
+
+    def restart_from_gradients(self, gradient_AP: Tensor) -> None:
+        """Set the states of the rules below the last synchronisation from gradients.
+
+        gradient_AP: gradients at the new models of the clients that take part.
+        """
+        levels, active_N = self._levels_from_gradients(), self.levels[-1].active_N
+        restart = sync.restart_from_gradients(
+            self.tree,
+            self.edges,
+            states=[level.state for level in self.levels],
+            levels=levels,
+            gradient_NP=scatter_rows(active_N, gradient_AP, torch.zeros_like(self.levels[-1].model)),
+            active_N=active_N,
+        )
+        for level, state in restart.states.items():
+            self._change(level, state=state)
+        for level in levels:
+            self._update_correction(level)
+        exchanged = GradientsExchanged(
+            top_level=self.last_sync_level,
+            restarted_levels=levels,
+            sent=restart.sent,
+            active=[level.active_N for level in self.levels],
+            model_bytes=self._model_bytes,
+        )
+        for observer in self.observers:
+            observer.on_gradient_restart(exchanged)
+
+    def train_request(self, first_step: int, steps: int, round: int) -> TrainRequest:
+        """The training that the clients do until the next synchronisation."""
+        corrections, local_rules = [], []
+        for level in self._levels_from(1):
+            correction_NP = self.levels[level].correction
+            correction = None if correction_NP is None else self._rows_of_clients(level, correction_NP)
+            if correction is not None:
+                corrections.append(correction)
+            local = self.edges[level].rule.local
+            if local is not None:
+                model_MP = self.levels[level - 1].broadcast[MODEL]
+                lr_sum_N1 = self._nodes[level].column("lr sum", self.levels[level].lr_sum_N, model_MP)
+                local_rules.append(
+                    LocalRule(
+                        local=local,
+                        model=self._rows_of_clients(level - 1, model_MP),
+                        correction=correction,
+                        lr_sum=self._rows_of_clients(level, lr_sum_N1),
+                    )
+                )
+        return TrainRequest(
+            model=self._rows_of_clients(self.tree.depth - 1, self.levels[-2].broadcast[MODEL]),
+            buffers=self._broadcast_buffers(),
+            corrections=tuple(corrections),
+            local_rules=tuple(local_rules),
+            clients=np.flatnonzero(self.levels[-1].active_N).tolist(),
+            first_step=first_step,
+            steps=steps,
+            round=round,
+            client_rows=self._client_rows(),
+            wants_sgd_path=self.has_path,
+        )
+
+    def gradient_request(self, level: int, model_NP: Tensor) -> TrainRequest:
+        """Request the gradients of all clients at the models of their ancestors on a level."""
+        return TrainRequest(
+            model=self._rows_of_clients(level, model_NP),
+            buffers=self._broadcast_buffers(),
+            clients=list(range(self.tree.leaves)),
+            client_rows=self._client_rows(),
+        )
+
+    # -- the end of a round ------------------------------------------------------------------------
+
+    def apply_training(self, result: TrainResult, lr_sum: float) -> None:
+        """Take over the training results of the clients that took part; lr_sum: of their steps."""
+        clients, buffers_AB = self.levels[-1], result.buffers_AB
+        if self.has_path:
+            start_MB = self.levels[-2].broadcast[BUFFERS][:, self._buffer_width :]
+            start = self._rows_of_clients(self.tree.depth - 1, start_MB)
+            path_AP = start.take(np.flatnonzero(clients.active_N).tolist()) + result.path_AP
+            buffers_AB = append_sgd_path(buffers_AB, path_AP)
+        previous = clients.staged_client_rows or clients.client_rows
+        self.levels[-1] = replace(
+            clients,
+            model=scatter_rows(clients.active_N, result.model_AP, clients.model),
+            buffers=scatter_rows(clients.active_N, buffers_AB, clients.buffers),
+            lr_sum_N=clients.lr_sum_N + lr_sum * clients.active_N,
+            has_update_N=clients.has_update_N | clients.active_N,
+            staged_client_rows={
+                name: scatter_rows(clients.active_N, rows, previous[name]) for name, rows in result.client_rows.items()
+            },
+        )
+
+    def synchronize(self, top_level: int) -> SyncResult:
+        """Synchronise the edge levels from the clients' up to `top_level`."""
+        rejected: list[Rejection] = []
+        for level in reversed(self._levels_from(top_level)):
+            result = self._synchronize_level(level, is_overwritten=level > top_level)
+            rejected += sync.rejections(self.tree, level, result)
+        for level in self._levels_from(top_level):
+            children, parents = self.levels[level], self.levels[level - 1]
+            kept_N = children.is_pending_N
+            self._change(level, lr_sum_N=children.lr_sum_N * kept_N, has_update_N=children.has_update_N & kept_N)
+            self._change(level - 1, syncs_N=parents.syncs_N + parents.active_N)
+            if level > top_level:
+                self._forward_from_above(level, top_level)
+            self._update_correction(level)
+        from_above = ModelFromAbove(
+            top_level=top_level, has_correction=[level.correction is not None for level in self.levels]
+        )
+        for observer in self.observers:
+            observer.on_model_from_above(from_above)
+        self.last_sync_level = top_level
+        return SyncResult(rejected=rejected, renewed=bool(result.updated_M.any()))
+
+    def _synchronize_level(self, level: int, is_overwritten: bool) -> AggregationResult:
+        """Let the children of one level report, their parents aggregate, and the children take the
+        answer.
+
+        is_overwritten: whether a model is about to come from above the parents, and replaces their
+            answer.
+        """
+        edge, nodes, children, parents = (
+            self.edges[level],
+            self._nodes[level],
+            self.levels[level],
+            self.levels[level - 1],
+        )
+        start = nodes.to_children(parents.broadcast[MODEL])
+        reporting_N = children.active_N
+        if edge.late is not None:
+            due_N = edge.late.reporting(children.rounds_begun - 1)
+            reporting_N = self.tree.restrict(level, due_N) & children.is_pending_N
+        known = self._edge_view(level, start)
+        upload = sync.upload(
+            edge,
+            state=children.state,
+            channel=children.up_channel,
+            model_NP=children.model,
+            buffers_NB=children.buffers,
+            known=known,
+            key=self._channel_key(level, children.rounds_begun, sender_level=level),
+        )
+        received = ReceivedUpdates(
+            message=sync.decode_upload(edge, upload.payload, known),
+            reported_N=reporting_N & children.has_update_N,
+            lr_sum_N=children.lr_sum_N,
+        )
+        if edge.late is not None:
+            received = sync.rebase_late_updates(edge, children, received, start.dense(), self._syncs_of_parents(level))
+        before = AggregatorState(
+            model_MP=parents.broadcast[MODEL], buffers_MB=parents.broadcast[BUFFERS], memory=parents.memory
+        )
+        result = sync.aggregate(edge, nodes, before, received)
+
+        is_answered = sync.answers_reports(edge.rule, is_overwritten)
+        self.levels[level - 1] = self._after_aggregation(
+            level - 1, result, broadcasts=is_answered or not is_overwritten
+        )
+        synchronized = LevelSynchronized.from_result(
+            level,
+            children.model if edge.late is None else received.message[MODEL],
+            children.correction,
+            received=received,
+            before=before,
+            result=result,
+            takes_mean=edge.rule.reduce is None,
+            upload_bytes=row_bytes(upload.payload),
+            broadcast_bytes=self.levels[level - 1].broadcast_bytes,
+            is_answered=is_answered,
+        )
+        for observer in self.observers:
+            observer.on_sync(synchronized)
+        self._after_upload(level, upload, parents.broadcast, result, reporting_N, is_answered)
+        return result
+
+    def _edge_view(self, level: int, start: IndexedRows) -> Edge:
+        """Values that children and parents of an edge level know when the children report."""
+        children, parents = self.levels[level], self.levels[level - 1]
+        return Edge(
+            start if children.pending is None else IndexedRows(children.pending.start_NP),
+            children.correction,
+            self._nodes[level].column("lr sum", children.lr_sum_N, children.model),
+            path=self._sgd_path(level, children.buffers, parents.broadcast),
+        )
+
+    def _after_upload(
+        self,
+        level: int,
+        upload: Upload,
+        broadcast: Rows,
+        result: AggregationResult,
+        reporting_N: np.ndarray,
+        is_answered: bool,
+    ) -> None:
+        """Update the children's states after their reports; broadcast: the parents' last one
+        before."""
+        edge, children, accepted_N = self.edges[level], self.levels[level], result.accepted_N
+        pending = children.pending
+        state = where_tables(accepted_N, upload.state, children.state)
+        if is_answered:
+            known, model_NP = self._answer_view(level, upload, broadcast, result)
+            answered = sync.apply_answer(edge.rule, state, model_NP, known)
+            state = where_tables(accepted_N, answered, state)
+        client_rows = where_tables(accepted_N, children.staged_client_rows, children.client_rows)
+        self._change(
+            level,
+            state=state,
+            up_channel=where_tables(accepted_N, upload.channel, children.up_channel),
+            client_rows=client_rows or children.client_rows,
+            staged_client_rows={} if pending is None else children.staged_client_rows,
+            pending=None if pending is None else pending.remove(reporting_N),
+        )
+
+    def _answer_view(
+        self, level: int, upload: Upload, broadcast: Rows, result: AggregationResult
+    ) -> tuple[Edge, Tensor]:
+        """Values that children know with their parents' answer, and the models to compare with it;
+        broadcast: the parents' last one before."""
+        nodes, children, start_MP = self._nodes[level], self.levels[level], broadcast[MODEL]
+        if children.pending is not None:
+            current_NP, syncs_N = self._compute_correction(level), self._syncs_of_parents(level)
+            return sync.late_answer_view(nodes, children, upload, start_MP, result, current_NP, syncs_N)
+        answer = self.levels[level - 1].broadcast
+        # the siblings' mean sum of learning rates keeps the corrections of a parent summing to zero
+        # also when some lost a round
+        lr_sum_N1 = nodes.column("mean lr sum", result.lr_sum_M[self.tree.parents[level]], start_MP)
+        known = Edge(
+            nodes.to_children(start_MP),
+            children.correction,
+            lr_sum_N1,
+            merged=nodes.to_children(answer[MODEL]),
+            path=self._sgd_path(level, upload.buffers_NB, broadcast, answer),
+        )
+        return known, upload.model_NP
+
+    def _after_aggregation(self, level: int, result: AggregationResult, broadcasts: bool) -> LevelState:
+        """State of parents after aggregation; broadcasts: whether they send the result to their
+        children."""
+        parents, new = self.levels[level], result.state
+        # pending updates stay as they were reported while the others' rounds go on
+        changes_N = parents.active_N | ~self.levels[level].is_pending_N
+        changed = replace(
+            parents,
+            model=where_rows(changes_N, new.model_MP, parents.model),
+            buffers=where_rows(changes_N, new.buffers_MB, parents.buffers),
+            memory=new.memory,
+            lr_sum_N=parents.lr_sum_N + result.lr_sum_M,
+            has_update_N=parents.has_update_N | result.updated_M,
+        )
+        return self._broadcast(level, changed, new, mask_N=result.updated_M) if broadcasts else changed
+
+    def _broadcast(self, level: int, nodes: LevelState, aggregator: AggregatorState, mask_N: np.ndarray) -> LevelState:
+        """State of nodes of which those in the mask sent their aggregator state to their
+        children."""
+        edge = self.edges[level + 1]
+        round = self.levels[level + 1].rounds_begun if level + 1 < len(self.levels) else 0
+        key = self._channel_key(level + 1, round, sender_level=level)
+        channel, payload = sync.broadcast(edge, nodes.down_channel, aggregator, key)
+        return replace(
+            nodes,
+            broadcast=where_tables(mask_N, sync.decode_broadcast(edge, payload), nodes.broadcast),
+            broadcast_bytes=row_bytes(payload),
+            down_channel=where_tables(mask_N, channel, nodes.down_channel),
+        )
+
+    def _forward_from_above(self, level: int, top_level: int) -> None:
+        """Hand a model that came from above the parents of an edge level on to them and to their
+        children."""
+        parents, above = self.levels[level - 1], self.levels[level - 2].broadcast
+        model_MP, buffers_MB = self._from_parents(level - 1, above)
+        aggregator = AggregatorState(model_MP=model_MP, buffers_MB=buffers_MB, memory=parents.memory)
+        reached_M = receives_broadcast(self.tree, self.levels, level - 1, top_level)
+        self.levels[level - 1] = self._broadcast(level - 1, parents, aggregator, mask_N=reached_M)
+        state = self.levels[level].state
+        forwarded = sync.apply_from_above(self.edges[level].rule, state)
+        self._change(level, state=where_tables(reached_M[self.tree.parents[level]], forwarded, state))
+
+    # -- values derived from the state -------------------------------------------------------------
+
+    def buffers(self, level: int) -> Tensor:
+        """The modules' own buffers of all nodes of a level, without their SGD paths."""
+        return self.levels[level].buffers[:, : self._buffer_width]
 
     def _change(self, level: int, **changes: Any) -> None:
         self.levels[level] = replace(self.levels[level], **changes)
 
-    def _edge(self, level: int) -> Edges:
-        return self._edges[level - 1]
+    def _levels_from(self, top_level: int) -> range:
+        """Edge levels from this one down to the clients'."""
+        return range(max(top_level, 1), self.tree.depth + 1)
 
-    def _edge_levels(self, top: int = 1) -> range:
-        return range(max(top, 1), self.tree.depth + 1)
+    def _from_parents(self, level: int, broadcast: Rows) -> tuple[Tensor, Tensor]:
+        """The model and buffers that each node of a level got from its parent."""
+        return self.tree.to_children(level, broadcast[MODEL]), self.tree.to_children(level, broadcast[BUFFERS])
 
-    def _giving(self, level: int, now: LevelState, held: AggregatorState, round: int, mask_N: np.ndarray) -> LevelState:
-        """A level of which those in the mask give their children what they hold, in a round of
-        these."""
-        terms = self._edge(level + 1).terms
-        channel, payload = sync.broadcast(terms, now.down_channel, held, terms.key(round, self._numbers(level)))
-        return replace(
-            now,
-            given=choose_rows(mask_N, sync.decode_broadcast(terms, payload), now.given),
-            given_bytes=row_bytes(payload),
-            down_channel=choose_rows(mask_N, channel, now.down_channel),
-        )
+    def _client_rows(self) -> dict[str, IndexedRows]:
+        """Rows that the clients keep to themselves."""
+        return {name: IndexedRows(rows) for name, rows in self.levels[-1].client_rows.items()}
 
-    # -- what follows from it ----------------------------------------------------------------------
-
-    def _own(self) -> dict[str, IndexedRows]:
-        """What each leaf kept to itself."""
-        return {name: IndexedRows(rows) for name, rows in self.levels[-1].optimiser.items()}
-
-    def _leaves(self, level: int, rows: Tensor) -> IndexedRows:
-        """A level's rows as the leaves see them."""
+    def _rows_of_clients(self, level: int, rows: Tensor) -> IndexedRows:
+        """For every client, the row of its ancestor on a level."""
         if level == self.tree.depth:
             return IndexedRows(rows)
         ancestor_N = self.tree.ancestors(level)
-        return IndexedRows(rows, ancestor_N, self._placed(("leaves", level), ancestor_N))
+        return IndexedRows(rows, ancestor_N, self._cache(("clients", level), ancestor_N))
 
-    def _is_pending(self, level: int) -> np.ndarray:
-        pending = self.levels[level].pending
-        return np.zeros(self.tree.sizes[level], dtype=bool) if pending is None else pending.is_N
+    def _broadcast_buffers(self) -> IndexedRows:
+        """Buffers of the modules that the clients got from their parents."""
+        buffers_MB = self.levels[-2].broadcast[BUFFERS][:, : self._buffer_width]
+        return self._rows_of_clients(self.tree.depth - 1, buffers_MB)
 
-    def _reached(self, level: int, top: int) -> np.ndarray:
-        """Who gets what comes from the parents of edge level `top`, which has just met: who is
-        neither pending nor below somebody who is; above that, those at work are those who hold the
-        meetings."""
-        reached_N = np.ones(self.tree.sizes[0], dtype=bool)
-        for each in range(1, level + 1):
-            away_N = self._is_pending(each) & ~(self.levels[each].active_N & (each < top))
-            reached_N = reached_N[self.tree.parents[each]] & ~away_N
-        return reached_N
+    def _syncs_of_parents(self, level: int) -> np.ndarray:
+        """Number of synchronisations that each node's parent has held."""
+        return self.levels[level - 1].syncs_N[self.tree.parents[level]]
 
-    def _meetings(self, level: int) -> np.ndarray:
-        """How many meetings each node's parent has held."""
-        return self.levels[level - 1].meetings_N[self.tree.parents[level]]
+    def _compute_correction(self, level: int) -> Tensor | None:
+        extras = sync.extras_of(self.levels[level - 1].broadcast)
+        received = {name: self.tree.to_children(level, rows) for name, rows in extras.items()}
+        return sync.correction(self.edges[level].rule, self.levels[level].state, received)
 
-    def _correction(self, level: int) -> Tensor | None:
-        note = sync.extras_of(self.levels[level - 1].given)
-        spread = {name: self.tree.to_children(level, rows) for name, rows in note.items()}
-        return sync.correction(self.rules[level], self.levels[level].state, spread)
+    def _update_correction(self, level: int) -> None:
+        nodes, correction = self.levels[level], self._compute_correction(level)
+        if nodes.pending is not None and nodes.correction is not None and correction is not None:
+            correction = where_rows(~nodes.pending.mask_N, correction, nodes.correction)
+        self._change(level, correction=correction)
 
-    def _correct(self, level: int) -> None:
-        now, new = self.levels[level], self._correction(level)
-        if now.pending is not None and now.correction is not None and new is not None:
-            new = choose(~now.pending.is_N, new, now.correction)
-        self._change(level, correction=new)
-
-    def buffers(self, level: int) -> Tensor:
-        """The module's own, of all nodes of a level."""
-        return self.levels[level].buffers[:, : self._width]
-
-    def _path(self, edges: Edges, own_NB: Tensor, given: Rows, answer: Rows | None = None) -> Path | None:
-        """Children's paths since they were given theirs, up to their own; with those of the answer
-        to it. None where the tree has none."""
+    def _sgd_path(self, level: int, buffers_NB: Tensor, broadcast: Rows, answer: Rows | None = None) -> SgdPath | None:
+        """Children's SGD paths from their parents' broadcast to their own buffers, and that of the
+        answer; None where nodes carry none."""
         if not self.has_path:
             return None
-        merged = None if answer is None else edges.spread(answer[BUFFERS][:, self._width :])
-        return Path(edges.spread(given[BUFFERS][:, self._width :]), own_NB[:, self._width :], merged)
+        nodes, width = self._nodes[level], self._buffer_width
+        return SgdPath(
+            start=nodes.to_children(broadcast[BUFFERS][:, width:]),
+            end=buffers_NB[:, width:],
+            merged=None if answer is None else nodes.to_children(answer[BUFFERS][:, width:]),
+        )
 
     @property
     def _model_bytes(self) -> int:
         return row_bytes({MODEL: self.levels[0].model})
 
-    def _numbers(self, level: int) -> np.ndarray:
-        """The numbers that the nodes of a level have in the whole tree."""
-        return self.tree.restrict(level, np.arange(self.tree.whole.sizes[level]))
-
-
-class SyncResult(NamedTuple):
-    """What a meeting of several edge levels came to."""
-
-    refused: list[Refusal]
-    renewed: bool
-    """Whether any of the topmost parents made a new model of it."""
-
-
-class Federation(Standing):
-    """What happens in the course of a run."""
-
-    # -- the start of a round ----------------------------------------------------------------------
-
-    def begin(self) -> None:
-        """Draw who takes part on every level that just met, and give them their parents' models."""
-        for level in self._edge_levels(self.top):
-            now, above = self.levels[level], self.levels[level - 1]
-            drawn = sample_participants(self.participation[level], self.tree.whole, level, now.rounds, self.seed)
-            active_N = self.tree.restrict(level, drawn) & above.active_N[self.tree.parents[level]]
-            new_N = active_N & ~now.begun_N
-            self._change(level, active_N=active_N, begun_N=now.begun_N | active_N, rounds=now.rounds + 1)
-            if now.rounds and new_N.any():
-                self._enter(level, new_N)
-            if now.pending is not None:
-                model_NP, held_N = self.tree.to_children(level, above.given[MODEL]), self._meetings(level)
-                self._change(level, pending=now.pending.begun(active_N, model_NP, held_N))
-            sizes = above.given_bytes, self._model_bytes
-            for watcher in self.watchers:
-                watcher.began(RoundBegan(level, active_N, *sizes, self.wants_gradients))
-
-    def _enter(self, level: int, new_N: np.ndarray) -> None:
-        """Let those in the mask, who take part for the first time, begin with the model that they
-        get now, where what they have depends on it. Until then they had what the run began with."""
-        rows = to_device(np.flatnonzero(new_N), self.levels[level].model.device)
-        now, above, rule = self.levels[level], self.levels[level - 1].given, self.rules[level]
-        parent_A = self.tree.parents[level][new_N]
-        x_AP, b_AB = (above[name].index_select(0, to_device(parent_A, rows.device)) for name in (MODEL, BUFFERS))
-
-        def anew(old: Rows, new: Rows) -> Rows:
-            same = all(torch.equal(old[name].index_select(0, rows), each) for name, each in new.items())
-            return old if same else old | {name: old[name].index_copy(0, rows, each) for name, each in new.items()}
-
-        channel = self._edge(level).terms.channels.up.init({MODEL: x_AP, BUFFERS: b_AB})
-        state, up_channel = anew(now.state, rule.init(x_AP)), anew(now.up_channel, channel)
-        own = {} if level < self.tree.depth or self._optimiser is None else self._optimiser.init(x_AP)
-        self._change(level, state=state, up_channel=up_channel, optimiser=anew(now.optimiser, own))
-        if level < self.tree.depth:
-            memory = anew(now.memory, self.rules[level + 1].open(x_AP))
-            if memory is not now.memory:
-                x_NP, b_NB = (self.tree.to_children(level, above[name]) for name in (MODEL, BUFFERS))
-                held = AggregatorState(x_NP, b_NB, memory)
-                changed = replace(self.levels[level], memory=memory)
-                self.levels[level] = self._giving(level, changed, held, self.levels[level + 1].rounds, new_N)
-        self._correct(level)
-        if level < self.tree.depth:
-            self._correct(level + 1)
-
-    @property
-    def wants_gradients(self) -> bool:
-        return bool(self._fresh())
-
-    def _fresh(self) -> list[int]:
-        """The edge levels whose corrections are to be set from gradients."""
-        return [level for level in self._edge_levels(self.top + 1) if self.rules[level].from_gradient]
-
-    def start_from_gradients(self, g_AP: Tensor) -> None:
-        """Let the rules below the last meeting set their states from the gradients at the new model
-        of the leaves that take part."""
-        fresh, active_N = self._fresh(), self.levels[-1].active_N
-        g_NP = _placed(active_N, g_AP, torch.zeros_like(self.levels[-1].model))
-        states = [each.state for each in self.levels]
-        limit = self._edge(self.tree.depth).limits.size
-        new = restart_from_gradients(self.tree, self.rules, states, fresh, g_NP, active_N, limit)
-        for level, state in new.states.items():
-            self._change(level, state=state)
-        for level in fresh:
-            self._correct(level)
-        everybody = [each.active_N for each in self.levels]
-        for watcher in self.watchers:
-            watcher.restarted(GradientsExchanged(self.top, fresh, new.sent, everybody, self._model_bytes))
-
-    def work(self, step: int, steps: int, round: int) -> TrainRequest:
-        """What the leaves are to do next."""
-        corrections, pulls = [], []
-        for level in self._edge_levels():
-            now = self.levels[level]
-            mine = None if now.correction is None else self._leaves(level, now.correction)
-            if mine is not None:
-                corrections.append(mine)
-            local = self.rules[level].local
-            if local is not None:
-                model_MP = self.levels[level - 1].given[MODEL]
-                rate_N1 = self._edge(level).column("rate", now.rate_N, model_MP)
-                model = self._leaves(level - 1, model_MP)
-                pulls.append(LocalRule(local, model, mine, self._leaves(level, rate_N1)))
-        above = self.tree.depth - 1
-        given = self.levels[above].given
-        return TrainRequest(
-            x=self._leaves(above, given[MODEL]),
-            b=self._leaves(above, given[BUFFERS][:, : self._width]),
-            corrections=tuple(corrections),
-            pulls=tuple(pulls),
-            active=np.flatnonzero(self.levels[-1].active_N).tolist(),
-            step=step,
-            steps=steps,
-            round=round,
-            optimiser=self._own(),
-            has_path=self.has_path,
-        )
-
-    def probe_work(self, level: int, rows_NP: Tensor) -> TrainRequest:
-        """All leaves at the models of their ancestors on a level: for a look at their gradients,
-        not for training."""
-        above = self.tree.depth - 1
-        everybody = list(range(self.tree.leaves))
-        buffers = self._leaves(above, self.levels[above].given[BUFFERS][:, : self._width])
-        return TrainRequest(self._leaves(level, rows_NP), buffers, (), (), everybody, 0, 1, 0, optimiser=self._own())
-
-    # -- the end of a round ------------------------------------------------------------------------
-
-    def trained(self, trained: TrainResult, rate: float) -> None:
-        """Take over what became of the leaves that take part, after steps whose learning rates add
-        up to `rate`."""
-        leaves, b_AB = self.levels[-1], trained.b_AB
-        if self.has_path:
-            start = self._leaves(self.tree.depth - 1, self.levels[-2].given[BUFFERS][:, self._width :])
-            b_AB = append_sgd_path(b_AB, start.some(np.flatnonzero(leaves.active_N).tolist()) + trained.path_AP)
-        self.levels[-1] = replace(
-            leaves,
-            model=_placed(leaves.active_N, trained.x_AP, leaves.model),
-            buffers=_placed(leaves.active_N, b_AB, leaves.buffers),
-            rate_N=leaves.rate_N + rate * leaves.active_N,
-            brings_N=leaves.brings_N | leaves.active_N,
-            advanced={
-                name: _placed(leaves.active_N, rows, (leaves.advanced or leaves.optimiser)[name])
-                for name, rows in trained.optimiser.items()
-            },
-        )
-
-    def meet(self, top: int) -> SyncResult:
-        """Synchronise the edge levels from the leaves' up to `top`."""
-        refused: list[Refusal] = []
-        for level in reversed(self._edge_levels(top)):
-            outcome = self._meet(level, relayed=level > top)
-            refused += self._refusals(level, outcome)
-        for level in self._edge_levels(top):
-            now, above = self.levels[level], self.levels[level - 1]
-            is_pending_N = self._is_pending(level)
-            self._change(level, rate_N=now.rate_N * is_pending_N, brings_N=now.brings_N & is_pending_N)
-            self._change(level - 1, meetings_N=above.meetings_N + above.active_N)
-            if level > top:
-                self._relay(level, top)
-            self._correct(level)
-        for watcher in self.watchers:
-            watcher.relayed(top, [each.correction for each in self.levels])
-        self.top = top
-        return SyncResult(refused, bool(outcome.sane_M.any()))
-
-    def _meet(self, level: int, relayed: bool) -> AggregationResult:
-        """Let one edge level meet; `relayed`: a newer model is about to come from above the
-        parents."""
-        edges, now, above = self._edge(level), self.levels[level], self.levels[level - 1]
-        rule, start_MP, pending = edges.terms.rule, above.given[MODEL], now.pending
-        parents = edges.spread(start_MP)
-        start = parents if pending is None else IndexedRows(pending.start_NP)
-        path = self._path(edges, now.buffers, above.given)
-        edge = Edge(start, now.correction, edges.column("rate", now.rate_N, start_MP), path=path)
-        heard_N = now.active_N if pending is None else self._heard(level)
-        came_N, key = heard_N & now.brings_N, edges.terms.key(now.rounds, self._numbers(level))
-        sent = sync.upload(edges.terms, now.state, now.up_channel, now.model, now.buffers, edge, key)
-        arrived = ReceivedUpdates(sync.decode_upload(edges.terms, sent.payload, edge), came_N, now.rate_N)
-        if pending is not None:
-            arrived = self._moved(level, arrived, parents.all())
-        outcome = sync.aggregate(edges, AggregatorState(start_MP, above.given[BUFFERS], above.memory), arrived)
-
-        is_answered = sync.answers_reports(rule, relayed)
-        self.levels[level - 1] = self._renewed(level - 1, outcome, travels=is_answered or not relayed)
-        present_N, parcel_bytes = outcome.present_N, self.levels[level - 1].given_bytes
-        facts = came_N, outcome, rule.reduce is None, row_bytes(sent.payload), parcel_bytes, is_answered
-        model_NP = now.model if pending is None else arrived.message[MODEL]
-        for watcher in self.watchers:
-            watcher.met(LevelSynchronized(level, model_NP, start_MP, now.correction, *facts))
-
-        state = choose_rows(present_N, sent.state, now.state)
-        if is_answered:
-            learn = self._learnt if pending is None else self._learnt_later
-            state = choose_rows(present_N, learn(level, state, sent, above.given, outcome), state)
-        self._change(
-            level,
-            state=state,
-            up_channel=choose_rows(present_N, sent.channel, now.up_channel),
-            optimiser=choose_rows(present_N, now.advanced, now.optimiser) or now.optimiser,
-            advanced={} if pending is None else now.advanced,
-            pending=None if pending is None else pending.without(heard_N),
-        )
-        return outcome
-
-    def _learnt(self, level: int, state: Rows, sent: Upload, given: Rows, outcome: AggregationResult) -> Rows:
-        """What children learn of their parents' answer; `given`: what these had given before."""
-        edges, start_MP, answer = self._edge(level), given[MODEL], self.levels[level - 1].given
-        # the siblings' mean rate keeps the corrections of a parent summing to zero also when some
-        # lost a round
-        shared_N1 = edges.column("mean rate", outcome.rate_M[self.tree.parents[level]], start_MP)
-        path, correction = self._path(edges, sent.buffers_NB, given, answer), self.levels[level].correction
-        edge = Edge(edges.spread(start_MP), correction, shared_N1, edges.spread(answer[MODEL]), path)
-        return sync.apply_answer(edges.terms.rule, state, sent.model_NP, edge)
-
-    def _renewed(self, level: int, outcome: AggregationResult, travels: bool) -> LevelState:
-        """A level after its children came; `travels`: they get what came of it, and not a newer
-        model instead."""
-        now, held = self.levels[level], outcome.held
-        rate_N = now.rate_N + outcome.rate_M
-        # what is pending stays as it was reported while the others' rounds go on
-        there_N = now.active_N | ~self._is_pending(level)
-        model_NP, buffers_NB = choose(there_N, held.model_MP, now.model), choose(there_N, held.buffers_MB, now.buffers)
-        brings_N = now.brings_N | outcome.sane_M
-        new = replace(now, model=model_NP, buffers=buffers_NB, memory=held.memory, rate_N=rate_N, brings_N=brings_N)
-        return self._giving(level, new, held, self.levels[level + 1].rounds, outcome.sane_M) if travels else new
-
-    def _relay(self, level: int, top: int) -> None:
-        """Hand what came from above the parents of an edge level on to them, and to their
-        children."""
-        parents, given = self.levels[level - 1], self.levels[level - 2].given
-        model_MP, buffers_MB = (self.tree.to_children(level - 1, given[name]) for name in (MODEL, BUFFERS))
-        held, reached_M = AggregatorState(model_MP, buffers_MB, parents.memory), self._reached(level - 1, top)
-        self.levels[level - 1] = self._giving(level - 1, parents, held, self.levels[level].rounds, reached_M)
-        before = self.levels[level].state
-        state = choose_rows(
-            reached_M[self.tree.parents[level]], sync.apply_from_above(self.rules[level], before), before
-        )
-        self._change(level, state=state)
-
-    def _refusals(self, level: int, outcome: AggregationResult) -> list[Refusal]:
-        tree = self.tree
-        too_large = set(tree.owned_names(level, outcome.large_N))
-        refused = [
-            Refusal(name, name in too_large) for name in tree.owned_names(level, outcome.lost_N | outcome.large_N)
-        ]
-        return refused + [Refusal(name, False) for name in tree.owned_names(level - 1, outcome.failed_M)]
-
-    # -- work that counts later --------------------------------------------------------------------
-
-    def _heard(self, level: int) -> np.ndarray:
-        """Whose reports the meeting merges that ends the level's round."""
-        heard_N = self._later[level].heard(self.levels[level].rounds - 1)
-        return self.tree.restrict(level, heard_N) & self._is_pending(level)
-
-    def _moved(self, level: int, arrived: ReceivedUpdates, onto_NP: Tensor) -> ReceivedUpdates:
-        """Reports put on the models that the parents have now, and weighted by their age; so are
-        the rates, which say how far a parent's model was moved."""
-        pending, held_N = self.levels[level].pending, self._meetings(level)
-        assert pending is not None
-        weight_N = pending.weights(self._later[level], held_N)
-        message = arrived.message
-        model_NP = pending.moved(message[MODEL], onto_NP, held_N, weight_N)
-        return ReceivedUpdates({**message, MODEL: model_NP}, arrived.came_N, arrived.rate_N * weight_N)
-
-    def _learnt_later(self, level: int, state: Rows, sent: Upload, given: Rows, outcome: AggregationResult) -> Rows:
-        """What children learn of how far each came beside the others whose reports were merged."""
-        edges, now, present_N = self._edge(level), self.levels[level], outcome.present_N
-        pending, held_N = now.pending, self._meetings(level)
-        x_NP, onto_NP = sent.model_NP, edges.spread(given[MODEL]).all()
-        assert pending is not None
-        has_NP = self._correction(level)
-        rate_M = self.tree.present_weight(level, present_N * now.rate_N) / np.where(
-            outcome.share_M > 0, outcome.share_M, 1.0
-        )
-        shared_N1 = edges.column("mean rate", rate_M[self.tree.parents[level]], x_NP)
-        x_NP = pending.moved(
-            with_current_corrections(x_NP, now.correction, has_NP, shared_N1), onto_NP, held_N, np.ones(len(x_NP))
-        )
-        mean = edges.spread(self.tree.mean(level, x_NP, present_N, outcome.share_M))
-        return sync.apply_answer(
-            edges.terms.rule, state, x_NP, Edge(IndexedRows(onto_NP), now.correction, shared_N1, mean)
-        )
-
-
-def _placed(mask_N: np.ndarray, new_AP: Tensor, old_NP: Tensor) -> Tensor:
-    """The old rows with new ones for those in the mask."""
-    if mask_N.all():
-        return new_AP
-    return old_NP.index_copy(0, to_device(np.flatnonzero(mask_N), old_NP.device), new_AP)
+    def _channel_key(self, level: int, round: int, sender_level: int) -> ChannelKey:
+        senders_N = self.tree.restrict(sender_level, np.arange(self.tree.whole.sizes[sender_level]))
+        return self.edges[level].channel_key(round, senders_N)

@@ -1,19 +1,19 @@
-"""What stays with the clients: parameters and buffers that each of them keeps to itself, such as
-its batch norms (FedBN) or its head.
+"""Parameters and buffers that never leave a client, such as its batch norms (FedBN,
+arXiv:2102.07623) or its head (FedPer, arXiv:1912.00818).
 
-A federation knows nothing of them: its rows are what is shared, so that rules, meetings,
-corrections and bytes are of that alone. Here is the seam to an engine, which trains whole modules:
-a work is given the columns that the clients kept, and what was trained leaves them here again. They
-are kept with the states of the leaves' optimiser, so that they count once a client's report does,
-and are stored and dealt out with them.
+A federation's rows are the shared columns alone, so that rules, aggregation, corrections and bytes
+are of these. An engine trains whole modules: `ClientTrainer` adds the local columns to a request
+and takes them off the result. They are kept with the clients' optimizer states, so that they count
+once a client's report is accepted, and are stored and distributed with them.
 
-Shape suffixes: N nodes, A leaves that take part, P parameters or buffer values of the whole, S
-those that are shared, K those that stay, M rows that several leaves share.
+Shape suffixes: N nodes, A clients that take part, P parameters or buffer values of the whole, S
+those that are shared, K those that stay local, M rows that several clients share.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -33,213 +33,239 @@ from stratafl.core.rule import Edge, Proximal, Rows, Rule
 
 BATCH_NORM = "batch_norm"
 FIELD = "keep_at_home"
-MODEL, BUFFERS, OPTIMISER = "home.model", "home.buffers", "home.optimiser."
-"""What the rows are called that stay."""
+MODEL, BUFFERS, OPTIMIZER = "local.model", "local.buffers", "local.optimizer."
+"""Names of the local rows among the rows that a client keeps."""
 
 Local = Callable[[Tensor, Tensor, Edge], Tensor]
 
 
-class Columns(NamedTuple):
-    """Which columns of rows are shared, and which stay."""
+class SharedLocalSplit(NamedTuple):
+    """Indices of the columns of rows that are shared, and of those that stay local."""
 
     shared_S: Tensor
-    home_K: Tensor
+    local_K: Tensor
 
     @staticmethod
-    def of(stays_P: Tensor) -> Columns:
-        return Columns(torch.nonzero(~stays_P)[:, 0], torch.nonzero(stays_P)[:, 0])
+    def from_mask(is_local_P: Tensor) -> SharedLocalSplit:
+        return SharedLocalSplit(torch.nonzero(~is_local_P)[:, 0], torch.nonzero(is_local_P)[:, 0])
 
     @property
     def width(self) -> int:
-        return len(self.shared_S) + len(self.home_K)
+        """Number of columns of the whole."""
+        return len(self.shared_S) + len(self.local_K)
 
     @property
-    def sent(self) -> int:
-        """How many of them are."""
+    def shared_width(self) -> int:
         return len(self.shared_S)
 
     def shared(self, rows_NP: Tensor) -> Tensor:
         return rows_NP.index_select(-1, self.shared_S)
 
-    def home(self, rows_NP: Tensor) -> Tensor:
-        return rows_NP.index_select(-1, self.home_K)
+    def local(self, rows_NP: Tensor) -> Tensor:
+        return rows_NP.index_select(-1, self.local_K)
 
-    def joined(self, shared_NS: Tensor, home_NK: Tensor) -> Tensor:
-        """Rows of the whole."""
+    def join(self, shared_NS: Tensor, local_NK: Tensor) -> Tensor:
+        """Rows of the whole from both parts."""
         rows_NP = shared_NS.new_empty(len(shared_NS), self.width)
-        return rows_NP.index_copy_(1, self.shared_S, shared_NS).index_copy_(1, self.home_K, home_NK)
+        return rows_NP.index_copy_(1, self.shared_S, shared_NS).index_copy_(1, self.local_K, local_NK)
 
-    def widened(self, shared_NS: Tensor) -> Tensor:
-        """Rows of the whole, zero where columns stay."""
+    def pad(self, shared_NS: Tensor) -> Tensor:
+        """Rows of the whole with zeros in the local columns."""
         return shared_NS.new_zeros(len(shared_NS), self.width).index_copy_(1, self.shared_S, shared_NS)
 
 
 class LocalParameters:
-    """The columns that stay with the clients of a run; of most runs there are none."""
+    """The columns of parameters and buffers that stay with the clients; most runs have none."""
 
-    def __init__(self, flat: FlatModule, names: Sequence[str], leaf: Leaf, device: torch.device):
-        """`names`: of the parameters and buffers that stay."""
-        stays = torch.zeros(flat.parameters, dtype=torch.bool), torch.zeros(flat.buffers, dtype=torch.bool)
-        views = flat.named(*stays)
+    def __init__(self, flat: FlatModule, names: Sequence[str], client_update: Leaf, device: torch.device):
+        """names: parameters and buffers that stay local."""
+        is_local = torch.zeros(flat.parameters, dtype=torch.bool), torch.zeros(flat.buffers, dtype=torch.bool)
+        views = flat.unflatten(*is_local)
         for name in names:
             views[name].fill_(True)
-        self.parameters, self.buffers = (Columns.of(each.to(device)) for each in stays)
+        self.parameters, self.buffers = (SharedLocalSplit.from_mask(mask.to(device)) for mask in is_local)
         self.is_empty = not names
-        self._optimiser: Optimiser | None = leaf.optimiser if leaf.keeps else None
-        self._locals: dict[int, tuple[Local, Local]] = {}
+        self._optimizer: Optimiser | None = client_update.optimiser if client_update.keeps_optimizer_state else None
+        self._wrapped: dict[int, tuple[Local, Local]] = {}
 
     def check(self, rules: Sequence[Rule]) -> None:
-        """Refuse what only works on whole models."""
+        """Raise where nothing is shared, or a rule only works on whole models."""
         if not len(self.parameters.shared_S):
             raise InvalidInput(FIELD, "everything", "leaves no parameter that clients share")
         for rule in rules:
             if not self.is_empty and isinstance(rule.local, Proximal) and rule.local.after_clip:
                 raise InvalidInput(FIELD, "with a pull after the clip", "that pull takes all parameters alike")
 
-    # -- the clients' work -------------------------------------------------------------------------
+    # -- training ----------------------------------------------------------------------------------
 
-    def first(self, x_P: Tensor, b_B: Tensor) -> tuple[Tensor, Tensor, Rows]:
-        """What is shared of the rows a run begins with, and what each client then keeps, as rows of
-        one."""
+    def split_initial(self, x_P: Tensor, b_B: Tensor) -> tuple[Tensor, Tensor, Rows]:
+        """The shared columns of the initial model and buffers, and the rows of one that each client
+        then keeps."""
         if self.is_empty:
             return x_P, b_B, {}
-        x_1K = self.parameters.home(x_P)[None]
-        kept = {MODEL: x_1K, BUFFERS: self.buffers.home(b_B)[None]}
-        if self._optimiser is not None:
-            whole = self._optimiser.init(x_P[None])
-            kept |= {OPTIMISER + name: self.parameters.home(whole[name]) for name in self._rows_of(whole)}
-        return self.parameters.shared(x_P), self.buffers.shared(b_B), kept
+        local = {MODEL: self.parameters.local(x_P)[None], BUFFERS: self.buffers.local(b_B)[None]}
+        if self._optimizer is not None:
+            state = self._optimizer.init(x_P[None])
+            local |= {OPTIMIZER + name: self.parameters.local(state[name]) for name in self._per_parameter(state)}
+        return self.parameters.shared(x_P), self.buffers.shared(b_B), local
 
-    def work(self, work: TrainRequest) -> TrainRequest:
-        """A federation's work, of whole modules."""
-        if self.is_empty:
-            return work
-        active, kept = work.active, work.optimiser
-        leaves = kept[MODEL].nodes
+    def widen_request(self, request: TrainRequest) -> TrainRequest:
+        """A federation's request with the local columns added."""
+        clients, client_rows = request.clients, request.client_rows
+        count = client_rows[MODEL].nodes
 
-        def whole(columns: Columns, shared: IndexedRows, name: str) -> IndexedRows:
-            return _of_active(columns.joined(shared.some(active), kept[name].some(active)), active, leaves)
+        def joined(split: SharedLocalSplit, shared: IndexedRows, name: str) -> IndexedRows:
+            rows_AP = split.join(shared.take(clients), client_rows[name].take(clients))
+            return _among_all(rows_AP, clients, count)
 
-        optimiser = {}
-        for name, rows in kept.items():
-            if OPTIMISER + name in kept:
-                optimiser[name] = whole(self.parameters, rows, OPTIMISER + name)
-            elif not _stays(name):
-                optimiser[name] = rows
-        return work._replace(
-            x=whole(self.parameters, work.x, MODEL),
-            b=whole(self.buffers, work.b, BUFFERS),
+        optimizer_state = {}
+        for name, rows in client_rows.items():
+            if OPTIMIZER + name in client_rows:
+                optimizer_state[name] = joined(self.parameters, rows, OPTIMIZER + name)
+            elif not _is_local(name):
+                optimizer_state[name] = rows
+        return replace(
+            request,
+            model=joined(self.parameters, request.model, MODEL),
+            buffers=joined(self.buffers, request.buffers, BUFFERS),
             corrections=tuple(
-                each._replace(rows_MP=self.parameters.widened(each.rows_MP)) for each in work.corrections
+                correction._replace(rows_MP=self.parameters.pad(correction.rows_MP))
+                for correction in request.corrections
             ),
-            pulls=tuple(self._pull(each) for each in work.pulls),
-            optimiser=optimiser,
+            local_rules=tuple(map(self._widen_local_rule, request.local_rules)),
+            client_rows=optimizer_state,
         )
 
-    def trained(self, trained: TrainResult) -> TrainResult:
-        """What is shared of what became of the clients; what stays is among what they keep."""
-        if self.is_empty:
-            return trained
-        own = self.parameters
-        kept = {MODEL: own.home(trained.x_AP), BUFFERS: self.buffers.home(trained.b_AB)}
-        for name, rows in trained.optimiser.items():
-            if name in self._rows_of(trained.optimiser):
-                kept |= {name: own.shared(rows), OPTIMISER + name: own.home(rows)}
+    def split_result(self, result: TrainResult) -> TrainResult:
+        """A training result with the local columns moved to the rows that clients keep."""
+        parameters, buffers = self.parameters, self.buffers
+        client_rows = {MODEL: parameters.local(result.model_AP), BUFFERS: buffers.local(result.buffers_AB)}
+        per_parameter = self._per_parameter(result.client_rows)
+        for name, rows in result.client_rows.items():
+            if name in per_parameter:
+                client_rows |= {name: parameters.shared(rows), OPTIMIZER + name: parameters.local(rows)}
             else:
-                kept[name] = rows
-        path_AP = own.shared(trained.path_AP) if trained.path_AP.shape[1] else trained.path_AP
-        return TrainResult(own.shared(trained.x_AP), self.buffers.shared(trained.b_AB), path_AP, kept)
+                client_rows[name] = rows
+        return TrainResult(
+            model_AP=parameters.shared(result.model_AP),
+            buffers_AB=buffers.shared(result.buffers_AB),
+            path_AP=parameters.shared(result.path_AP) if result.path_AP.shape[1] else result.path_AP,
+            client_rows=client_rows,
+        )
 
-    def shared(self, g_AP: Tensor) -> Tensor:
-        """What is shared of gradients."""
-        return g_AP if self.is_empty else self.parameters.shared(g_AP)
+    def shared(self, rows_NP: Tensor) -> Tensor:
+        """The shared columns of models or gradients."""
+        return rows_NP if self.is_empty else self.parameters.shared(rows_NP)
 
-    def _rows_of(self, states: Rows) -> list[str]:
-        """The states of an optimiser that have a number for every parameter; others count steps."""
-        return [name for name, rows in states.items() if rows.shape[1] == self.parameters.width]
+    def _per_parameter(self, state: Rows) -> list[str]:
+        """Names of the optimizer states with a number for every parameter; others count steps."""
+        return [name for name, rows in state.items() if rows.shape[1] == self.parameters.width]
 
-    def _pull(self, pull: LocalRule) -> LocalRule:
-        """A rule's own direction, of what is shared alone. A captured step knows it by the same
-        function."""
-        local, own = pull.local, self.parameters
-        if id(local) not in self._locals:
+    def _widen_local_rule(self, local_rule: LocalRule) -> LocalRule:
+        """A rule's `local` applied to the shared columns alone; always the same function for the
+        same rule, since captured steps are looked up by it."""
+        local, parameters = local_rule.local, self.parameters
+        if id(local) not in self._wrapped:
 
-            def mine(x_NP: Tensor, g_NP: Tensor, edge: Edge) -> Tensor:
-                return g_NP.index_copy(1, own.shared_S, local(own.shared(x_NP), own.shared(g_NP), edge))
+            def wrapped(x_NP: Tensor, g_NP: Tensor, edge: Edge) -> Tensor:
+                direction_NS = local(parameters.shared(x_NP), parameters.shared(g_NP), edge)
+                return g_NP.index_copy(1, parameters.shared_S, direction_NS)
 
-            self._locals[id(local)] = local, mine
-        return pull._replace(local=self._locals[id(local)][1])
+            self._wrapped[id(local)] = local, wrapped
+        return local_rule._replace(local=self._wrapped[id(local)][1])
 
     # -- whole models ------------------------------------------------------------------------------
 
-    def whole(self, tree: Tree, level: int, model_NS: Tensor, b_NS: Tensor, kept: Rows) -> tuple[Tensor, Tensor]:
-        """Rows of the nodes of a level with what stays: a client's own, or the mean of all clients
-        below a node, which is made only to look at its model and is given to nobody. Where the tree
-        lies in several parts, all of them must call it."""
-        if self.is_empty:
-            return model_NS, b_NS
-        x_NK, b_NK = kept[MODEL], kept[BUFFERS]
-        for below in range(tree.depth, level, -1):
-            x_NK, b_NK = tree.mean(below, x_NK), tree.mean(below, b_NK)
-        return self.parameters.joined(model_NS, x_NK), self.buffers.joined(b_NS, b_NK)
+    def whole_models(
+        self, tree: Tree, level: int, model_NS: Tensor, buffers_NS: Tensor, client_rows: Rows
+    ) -> tuple[Tensor, Tensor]:
+        """Whole models of the nodes of a level: with a client's own local columns, or their mean
+        over all clients below a node, which is used for evaluation only.
 
-    def as_at_first(self, x_S: Tensor, b_S: Tensor, first: Rows) -> tuple[Tensor, Tensor]:
-        """A model with what each client kept at first: all that a client which comes new has, and
-        all that is known of what stays where no client tells."""
+        Where the tree lies in several parts, all of them must call it.
+        """
         if self.is_empty:
-            return x_S, b_S
-        x_1P = self.parameters.joined(x_S[None], first[MODEL])
-        return x_1P[0], self.buffers.joined(b_S[None], first[BUFFERS])[0]
+            return model_NS, buffers_NS
+        model_NK, buffers_NK = client_rows[MODEL], client_rows[BUFFERS]
+        for lower in range(tree.depth, level, -1):
+            model_NK, buffers_NK = tree.mean(lower, model_NK), tree.mean(lower, buffers_NK)
+        return self.parameters.join(model_NS, model_NK), self.buffers.join(buffers_NS, buffers_NK)
 
-    def corrections(self, correction_NS: Tensor | None) -> Tensor | None:
-        """Corrections in the columns of the whole: there are none of what stays."""
-        return correction_NS if self.is_empty or correction_NS is None else self.parameters.widened(correction_NS)
+    def with_initial_local(self, model_S: Tensor, buffers_S: Tensor, initial: Rows) -> tuple[Tensor, Tensor]:
+        """A whole model with the initial local columns: a new client has no others, and elsewhere
+        nothing else is known of them."""
+        if self.is_empty:
+            return model_S, buffers_S
+        model_1P = self.parameters.join(model_S[None], initial[MODEL])
+        return model_1P[0], self.buffers.join(buffers_S[None], initial[BUFFERS])[0]
+
+    def pad_corrections(self, correction_NS: Tensor | None) -> Tensor | None:
+        """Corrections in the columns of the whole: local columns have none."""
+        return correction_NS if self.is_empty or correction_NS is None else self.parameters.pad(correction_NS)
 
 
 class ClientTrainer(NamedTuple):
-    """What trains one leaf that is alone with its data."""
+    """Trains clients on a federation's requests: an engine, and the columns that stay local."""
 
     engine: Engine
-    home: LocalParameters
-    at_home: Rows
-    """What of the model stays with it, before the first round."""
+    local_parameters: LocalParameters
+    initial_local: Rows = {}  # noqa: RUF012 -- never changed
+    """Local rows of a client before its first round, where it is trained alone."""
+
+    def train(self, request: TrainRequest) -> TrainResult:
+        """Train the clients that take part."""
+        local = self.local_parameters
+        if local.is_empty:
+            return self.engine.train(request)
+        return local.split_result(self.engine.train(local.widen_request(request)))
+
+    def gradients(self, request: TrainRequest) -> Tensor:
+        """The gradient of each client that takes part, at its first model and first batch."""
+        local = self.local_parameters
+        if local.is_empty:
+            return self.engine.gradients(request)
+        return local.shared(self.engine.gradients(local.widen_request(request)))
 
 
-def match_local_parameters(flat: FlatModule, given: object) -> list[str]:
-    """The parameters and buffers that are to stay: those of all batch norms, or those in parts, or
-    of names, that match patterns."""
-    if given is None:
+def match_local_parameters(flat: FlatModule, patterns: object) -> list[str]:
+    """Names of the parameters and buffers that stay local.
+
+    patterns: "batch_norm" for those of all batch norms, names or patterns of parts or parameters, a
+        list of these, or None.
+    """
+    if patterns is None:
         return []
     module = flat.module
-    own = list(flat.named(torch.empty(flat.parameters), torch.empty(flat.buffers)))
+    names = list(flat.unflatten(torch.empty(flat.parameters), torch.empty(flat.buffers)))
     parts = [name for name, _ in module.named_modules() if name]
-    patterns = [given] if isinstance(given, str) else given
-    if not isinstance(patterns, Sequence) or not all(isinstance(each, str) for each in patterns):
-        raise InvalidInput(FIELD, given, f'must be "{BATCH_NORM}", or a list of names of parts or parameters')
-    wholes: list[str] = []
-    if BATCH_NORM in patterns:
-        wholes = [name for name, part in module.named_modules() if isinstance(part, _BatchNorm)]
-        if not wholes:
-            raise InvalidInput(FIELD, given, f"{_kind(module)} has no batch norm")
-    wholes += matching(FIELD, [each for each in patterns if each != BATCH_NORM], [*parts, *own], (BATCH_NORM,))
-    found = [name for name in own if is_within(name, wholes) or "" in wholes]
-    if not found:
-        raise InvalidInput(FIELD, given, f"names nothing of {_kind(module)} that is trained or changes")
-    return found
+    pattern_list = [patterns] if isinstance(patterns, str) else patterns
+    if not isinstance(pattern_list, Sequence) or not all(isinstance(pattern, str) for pattern in pattern_list):
+        raise InvalidInput(FIELD, patterns, f'must be "{BATCH_NORM}", or a list of names of parts or parameters')
+    chosen: list[str] = []
+    if BATCH_NORM in pattern_list:
+        chosen = [name for name, part in module.named_modules() if isinstance(part, _BatchNorm)]
+        if not chosen:
+            raise InvalidInput(FIELD, patterns, f"{_kind(module)} has no batch norm")
+    others = [pattern for pattern in pattern_list if pattern != BATCH_NORM]
+    chosen += matching(FIELD, others, [*parts, *names], (BATCH_NORM,))
+    local = [name for name in names if is_within(name, chosen) or "" in chosen]
+    if not local:
+        raise InvalidInput(FIELD, patterns, f"names nothing of {_kind(module)} that is trained or changes")
+    return local
 
 
 def _kind(module: nn.Module) -> str:
     return type(module).__name__
 
 
-def _stays(name: str) -> bool:
-    return name in (MODEL, BUFFERS) or name.startswith(OPTIMISER)
+def _is_local(name: str) -> bool:
+    return name in (MODEL, BUFFERS) or name.startswith(OPTIMIZER)
 
 
-def _of_active(rows_AP: Tensor, active: list[int], leaves: int) -> IndexedRows:
-    """The rows of those that take part, as those of all leaves."""
-    if len(active) == leaves:
+def _among_all(rows_AP: Tensor, clients: list[int], count: int) -> IndexedRows:
+    """Rows of the clients that take part, indexed by the numbers of all clients."""
+    if len(clients) == count:
         return IndexedRows(rows_AP)
-    of_N = np.zeros(leaves, dtype=np.int64)
-    of_N[active] = np.arange(len(active))
-    return IndexedRows(rows_AP, of_N)
+    index_N = np.zeros(count, dtype=np.int64)
+    index_N[clients] = np.arange(len(clients))
+    return IndexedRows(rows_AP, index_N)

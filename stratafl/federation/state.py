@@ -1,4 +1,4 @@
-"""State of the nodes of one edge level, with late updates of asynchronous levels."""
+"""State of the nodes of one level, with late updates of asynchronous levels."""
 
 from __future__ import annotations
 
@@ -11,160 +11,190 @@ from torch import Tensor
 
 from stratafl.base.device import to_device
 from stratafl.base.state_dict import StateDict
+from stratafl.base.topology import Tree
 from stratafl.core.rule import Rows, Rule
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LatePolicy:
-    """How late work counts at an edge level."""
+    """How late updates count at an edge level."""
 
-    heard: Callable[[int], np.ndarray]
-    """Whose reports the meeting of a round merges: from the number of the level's round to a mask
-    of the whole level."""
-    staleness: float
+    reporting: Callable[[int], np.ndarray]
+    """(number of the level's round) -> mask of the whole level: the nodes whose updates the
+    synchronisation of that round aggregates."""
+    staleness_exponent: float
 
     def weight(self, age_N: np.ndarray) -> np.ndarray:
-        return np.asarray((1.0 + age_N) ** -self.staleness)
+        """(1 + age)^-exponent, with the age in synchronisations (FedAsync's polynomial weight,
+        arXiv:1903.03934)."""
+        return np.asarray((1.0 + age_N) ** -self.staleness_exponent)
 
 
 @dataclass(frozen=True, eq=False)
 class PendingUpdates:
-    """The work under way of the nodes of a level."""
+    """Updates of a level's nodes that are being computed, or wait to be aggregated."""
 
     start_NP: Tensor
-    """The model that each began from."""
-    is_N: np.ndarray
-    """Whose work is under way, or done and not merged."""
-    since_N: np.ndarray
-    """How many meetings its parent had held when it began."""
+    """The model that each node began with."""
+    mask_N: np.ndarray
+    """Nodes with a pending update."""
+    begun_at_N: np.ndarray
+    """Number of synchronisations that a node's parent had held when the node began."""
 
     @staticmethod
-    def nothing(x_NP: Tensor) -> PendingUpdates:
-        count = len(x_NP)
-        return PendingUpdates(x_NP, np.zeros(count, dtype=bool), np.zeros(count, dtype=np.int64))
+    def none(model_NP: Tensor) -> PendingUpdates:
+        """No pending updates of nodes with these models."""
+        size = len(model_NP)
+        return PendingUpdates(model_NP, np.zeros(size, dtype=bool), np.zeros(size, dtype=np.int64))
 
-    def begun(self, who_N: np.ndarray, model_NP: Tensor, meetings_N: np.ndarray) -> PendingUpdates:
-        """The work under way after those in the mask began anew; meetings_N: how many meetings
-        their parents have held."""
-        chosen = to_device(who_N, model_NP.device)[:, None]
-        start_NP = torch.where(chosen, model_NP, self.start_NP)
-        return PendingUpdates(start_NP, self.is_N | who_N, np.where(who_N, meetings_N, self.since_N))
+    def begin(self, beginning_N: np.ndarray, model_NP: Tensor, syncs_N: np.ndarray) -> PendingUpdates:
+        """The pending updates after the nodes in the mask began another one.
 
-    def without(self, merged_N: np.ndarray) -> PendingUpdates:
-        return replace(self, is_N=self.is_N & ~merged_N)
+        syncs_N: number of synchronisations that their parents have held.
+        """
+        beginning_N1 = to_device(beginning_N, model_NP.device)[:, None]
+        return PendingUpdates(
+            start_NP=torch.where(beginning_N1, model_NP, self.start_NP),
+            mask_N=self.mask_N | beginning_N,
+            begun_at_N=np.where(beginning_N, syncs_N, self.begun_at_N),
+        )
 
-    def weights(self, later: LatePolicy, meetings_N: np.ndarray) -> np.ndarray:
-        """What each counts now."""
-        return np.where(self.is_N, later.weight(np.maximum(meetings_N - self.since_N, 0)), 1.0)
+    def remove(self, aggregated_N: np.ndarray) -> PendingUpdates:
+        """The pending updates without those that were aggregated."""
+        return replace(self, mask_N=self.mask_N & ~aggregated_N)
 
-    def moved(self, model_NP: Tensor, onto_NP: Tensor, meetings_N: np.ndarray, weight_N: np.ndarray) -> Tensor:
-        """Models of children that began from older ones than `onto_NP`, put on these."""
-        old = to_device(meetings_N > self.since_N, model_NP.device)[:, None]
+    def weights(self, late: LatePolicy, syncs_N: np.ndarray) -> np.ndarray:
+        """The present weight of every update, by its age."""
+        return np.where(self.mask_N, late.weight(np.maximum(syncs_N - self.begun_at_N, 0)), 1.0)
+
+    def rebase(self, model_NP: Tensor, onto_NP: Tensor, syncs_N: np.ndarray, weight_N: np.ndarray) -> Tensor:
+        """Models of children, where updates that began with older models than `onto_NP` are applied
+        to these with their weight."""
+        is_stale_N1 = to_device(syncs_N > self.begun_at_N, model_NP.device)[:, None]
         weight_N1 = to_device(weight_N, model_NP.device, model_NP.dtype)[:, None]
-        return torch.where(old, onto_NP + weight_N1 * (model_NP - self.start_NP), model_NP)
+        return torch.where(is_stale_N1, onto_NP + weight_N1 * (model_NP - self.start_NP), model_NP)
 
 
 def with_current_corrections(
-    model_NP: Tensor, used_NP: Tensor | None, has_NP: Tensor | None, rate_N1: Tensor
+    model_NP: Tensor, *, used_NP: Tensor | None, current_NP: Tensor | None, lr_sum_N1: Tensor
 ) -> Tensor:
-    """Where children would have come with the corrections that they have, rather than with those
+    """The models that children would have reached with their current corrections instead of those
     that they used."""
-    if used_NP is None or has_NP is None:
+    if used_NP is None or current_NP is None:
         return model_NP
-    return model_NP + rate_N1 * (used_NP - has_NP)
+    return model_NP + lr_sum_N1 * (used_NP - current_NP)
 
 
 def supports_late_updates(rule: Rule) -> bool:
-    """Whether a rule says what late work does to it, or has nothing at its children that it could
-    do something to."""
+    """Whether a rule declares that it supports late updates, or keeps nothing at its children that
+    they could affect."""
     if rule.counts_late:
         return True
     x_11 = torch.zeros(1, 1)
     state = rule.init(x_11)
-    keeps = bool(state) or rule.down is not None or rule.from_gradient is not None
-    return not keeps and rule.correction(state, rule.note(rule.open(x_11))) is None
+    keeps_state = bool(state) or rule.down is not None or rule.from_gradient is not None
+    return not keeps_state and rule.correction(state, rule.note(rule.open(x_11))) is None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class LevelState:
-    """Everything that the nodes of one level have; rows are nodes in the tree's order."""
+    """State of the nodes of one level; rows are nodes in the tree's order."""
 
     model: Tensor
-    """The model of each node as it last sent it up, before its parent's answer replaced it."""
+    """Each node's model as it was last sent up, before the parent's answer replaced it."""
     buffers: Tensor
-    """The buffers of each node, with its path behind them where the tree has paths."""
-    given: Rows
-    """What each node last gave to its children, as they understand it: model, buffers and the
-    rule's note; nothing on the leaves' level."""
-    given_bytes: int
-    """The bytes that this took on its way to a child."""
+    """Each node's buffers, followed by its SGD path where nodes carry one."""
+    broadcast: Rows
+    """Each node's last message to its children, as they understand it: model, buffers and the
+    rule's `note`; empty on the clients' level."""
+    broadcast_bytes: int
+    """Size of this message."""
     memory: Rows
-    """The rule's memory at a parent, for the edge level below; nothing on the leaves' level."""
+    """The rule's memory at a parent, for the edge level below; empty on the clients' level."""
     state: Rows
-    """The rule's state at a child, for the edge to its parent; nothing on the root's level."""
+    """The rule's state at a child, for the edge to its parent; empty on the root's level."""
     correction: Tensor | None
-    """What a node's subtree adds to its gradients for that edge."""
+    """Correction that a node's subtree adds to its gradients for that edge."""
     up_channel: Rows
-    """The channel's memory on the way to the parent."""
+    """Memory of the channel to the parent."""
     down_channel: Rows
-    """The channel's memory on the way to the children."""
-    rate_N: np.ndarray
-    """The sum of learning rates since a node last met its parent."""
-    brings_N: np.ndarray
-    """Who has something to bring to the parent: a leaf that trained, whatever its learning rate,
-    and a parent that heard somebody since it last met its own."""
+    """Memory of the channel to the children."""
+    lr_sum_N: np.ndarray
+    """Sum of learning rates since a node's last synchronisation with its parent."""
+    has_update_N: np.ndarray
+    """Nodes with an update for their parent: clients that trained, whatever their learning rate,
+    and parents that aggregated an update since they last synchronised with their own."""
     active_N: np.ndarray
-    """Who takes part in the round that is under way."""
-    begun_N: np.ndarray
-    """Who has ever taken part."""
-    rounds: int
-    """How many rounds of the edge level above have begun."""
-    optimiser: Rows
-    """What the leaves keep to themselves: the states of their optimiser, where they are kept, and
-    what of their models stays with them (see `home`); nothing on other levels."""
-    advanced: Rows
-    """What they keep after the work of those that take part, which counts once their reports do;
-    nothing between a meeting and the next work, unless late work counts."""
-    meetings_N: np.ndarray
-    """How many meetings each has held with its children."""
+    """Nodes that take part in the round under way."""
+    has_joined_N: np.ndarray
+    """Nodes that have ever taken part."""
+    rounds_begun: int
+    """Number of rounds of the edge level above that have begun."""
+    client_rows: Rows
+    """Rows that clients keep to themselves: optimizer states, where they outlive a
+    synchronisation, and local parameters (see `local_parameters`); empty on other levels."""
+    staged_client_rows: Rows
+    """The same after the training of the clients that took part; they count once its report is
+    accepted. Empty between a synchronisation and the next training, unless late updates count."""
+    syncs_N: np.ndarray
+    """Number of synchronisations that each node has held with its children."""
     pending: PendingUpdates | None
-    """The work that is under way, where late work counts; None where it does not."""
+    """None where late updates do not count."""
+
+    @staticmethod
+    def initial(
+        model_NP: Tensor, buffers_NB: Tensor, *, state: Rows, up_channel: Rows, client_rows: Rows, is_late: bool
+    ) -> LevelState:
+        """A level before the first round; is_late: whether late updates count."""
+        size = len(model_NP)
+        return LevelState(
+            model=model_NP,
+            buffers=buffers_NB,
+            broadcast={},
+            broadcast_bytes=0,
+            memory={},
+            state=state,
+            correction=None,
+            up_channel=up_channel,
+            down_channel={},
+            lr_sum_N=np.zeros(size),
+            has_update_N=np.zeros(size, dtype=bool),
+            active_N=np.ones(size, dtype=bool),
+            has_joined_N=np.zeros(size, dtype=bool),
+            rounds_begun=0,
+            client_rows=client_rows,
+            staged_client_rows=client_rows if is_late else {},
+            syncs_N=np.zeros(size, dtype=np.int64),
+            pending=PendingUpdates.none(model_NP) if is_late else None,
+        )
+
+    @property
+    def is_pending_N(self) -> np.ndarray:
+        """Mask of the nodes with a pending update."""
+        return np.zeros(len(self.active_N), dtype=bool) if self.pending is None else self.pending.mask_N
 
     def as_dict(self, weights_N: np.ndarray) -> StateDict:
-        """`weights_N`: of the nodes among their siblings, which the states were made under."""
+        """The state as plain data; weights_N: weights of the nodes among their siblings, under
+        which the states were made."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {**values, "pending": {} if self.pending is None else vars(self.pending), "weights_N": weights_N}
 
     @staticmethod
     def of(values: StateDict) -> tuple[LevelState, np.ndarray]:
-        """Read a level, and the weights that its states were made under, from what `as_dict`
-        gave."""
-        rest = {name: value for name, value in values.items() if name != "weights_N"}
+        """Read a level and the weights under which its states were made, as `as_dict` wrote
+        them."""
+        state = {name: value for name, value in values.items() if name != "weights_N"}
         pending = PendingUpdates(**values["pending"]) if values["pending"] else None
-        return LevelState(**{**rest, "pending": pending}), values["weights_N"]
+        return LevelState(**{**state, "pending": pending}), values["weights_N"]
 
 
-def add_missing_fields(state: StateDict, weights: Sequence[np.ndarray]) -> StateDict:
-    """A federation's state with what one that was stored before it was known does not have: kept
-    states of optimisers and pending work, of which there were none; who had taken part, which was
-    no matter; and the weights, which are taken for those of now, by level."""
-    levels = state.get("levels")
-    if not isinstance(levels, list) or len(levels) != len(weights):
-        return state
-    paired = zip(levels, weights, strict=True)
-    return {**state, "levels": [_completed(each, own) if isinstance(each, dict) else each for each, own in paired]}
-
-
-def _completed(level: StateDict, weights_N: np.ndarray) -> StateDict:
-    active_N, rate_N = level.get("active_N"), level.get("rate_N")
-    nodes = len(active_N) if isinstance(active_N, np.ndarray) and active_N.ndim else 0
-    none: StateDict = {
-        "optimiser": {},
-        "advanced": {},
-        "meetings_N": np.zeros(nodes, dtype=np.int64),
-        "pending": {},
-        "brings_N": rate_N > 0 if isinstance(rate_N, np.ndarray) else np.zeros(nodes, dtype=bool),
-        "begun_N": np.ones(nodes, dtype=bool),
-        "weights_N": weights_N,
-    }
-    return none | level
+def receives_broadcast(tree: Tree, levels: Sequence[LevelState], level: int, top_level: int) -> np.ndarray:
+    """Mask of the nodes that get a model from the parents of edge level `top_level`: those neither
+    pending nor below a pending node. Above that level, nodes that take part are those that
+    synchronise."""
+    reached_N = np.ones(tree.sizes[0], dtype=bool)
+    for lower in range(1, level + 1):
+        nodes = levels[lower]
+        is_away_N = nodes.is_pending_N & ~(nodes.active_N & (lower < top_level))
+        reached_N = reached_N[tree.parents[lower]] & ~is_away_N
+    return reached_N

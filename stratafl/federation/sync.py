@@ -1,24 +1,31 @@
-"""Synchronisation of one edge level as pure functions: upload, aggregate, broadcast."""
+"""Synchronisation of one edge level as pure functions: upload, aggregate, broadcast.
+
+Shape suffixes: N children, M parents, P parameters, B buffer values.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.device import DeviceCache, to_device
+from stratafl.base.device import DeviceCache
 from stratafl.base.topology import Tree
-from stratafl.core.channel import BUFFERS, MODEL, ChannelKey, Channels
-from stratafl.core.rows import DriftKernel, IndexedRows
+from stratafl.core.channel import BUFFERS, EXACT, MODEL, ChannelKey, Channels
+from stratafl.core.participation import Participation
+from stratafl.core.rows import DriftKernel, IndexedRows, where_rows, where_tables
 from stratafl.core.rule import Edge, Rows, Rule
+from stratafl.federation.state import LatePolicy, LevelState, with_current_corrections
 from stratafl.federation.update_checks import (
-    Limits,
+    NO_LIMITS,
+    Rejection,
+    UpdateLimits,
     exceeds_ratio,
     keep_nonfinite,
+    limits_by_level,
     needs_inspection,
     norm_outliers,
     row_max_abs,
@@ -28,44 +35,84 @@ from stratafl.federation.update_checks import (
 )
 
 
-class Terms(NamedTuple):
-    """What both ends of an edge level go by."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EdgeLevel:
+    """Settings that both ends of one edge level share."""
 
-    rule: Rule
     level: int
+    """1 for the edges to the root."""
+    rule: Rule
     seed: int
-    channels: Channels = Channels()
+    """Seed of the run: participants and channels draw random numbers from it."""
+    participation: Participation = None
+    limits: UpdateLimits = NO_LIMITS
+    channels: Channels = EXACT
+    late: LatePolicy | None = None
+    """How late updates count; None where none do, and parents wait for all participants."""
 
-    def key(self, round: int, nodes_N: np.ndarray) -> ChannelKey:
-        return ChannelKey(self.seed, self.level, round, nodes_N)
+    def channel_key(self, round: int, senders_N: np.ndarray) -> ChannelKey:
+        """Key of the random numbers of a channel; senders_N: their numbers in the whole tree."""
+        return ChannelKey(seed=self.seed, level=self.level, round=round, nodes_N=senders_N)
 
 
-@dataclass(frozen=True, eq=False)
-class Edges:
-    """The edges of one level: whom they join, and what a parent accepts over them."""
+def edge_levels(
+    rules: Sequence[Rule],
+    *,
+    seed: int,
+    participation: Sequence[Participation] | None = None,
+    update_limit: float | None = None,
+    update_factor: object = None,
+    checks_all_parts: bool = False,
+    channels: Sequence[Channels] | None = None,
+    late: Mapping[int, LatePolicy] | None = None,
+) -> list[EdgeLevel]:
+    """Settings of all edge levels, root first.
 
-    terms: Terms
+    participation: all children, unless given.
+    channels: everything is sent as it is, unless given.
+    late: by edge level, where late updates count.
+    """
+    limits = limits_by_level(rules, update_limit, update_factor, checks_all_parts=checks_all_parts)
+    return [
+        EdgeLevel(
+            level=level,
+            rule=rule,
+            seed=seed,
+            participation=None if participation is None else participation[level - 1],
+            limits=limits[level - 1],
+            channels=channels[level - 1] if channels else EXACT,
+            late=None if late is None else late.get(level),
+        )
+        for level, rule in enumerate(rules, 1)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EdgeNodes:
+    """The children and parents of one edge level, and what is kept on their device."""
+
     tree: Tree
     level: int
-    limits: Limits
-    placed: DeviceCache
-    masked: bool = True
-    """Whether buffers may hold entries that are not finite, such as a mask's -inf: they cannot be
-    averaged."""
+    """Level of the children in `tree`."""
+    cache: DeviceCache
+    may_be_nonfinite: bool = True
+    """Whether buffers may hold entries that are not finite, such as the -inf of a mask: these
+    cannot be averaged."""
     drift_kernel: DriftKernel | None = None
 
-    def spread(self, rows_MP: Tensor) -> IndexedRows:
-        """Parents' rows as their children see them."""
+    def to_children(self, rows_MP: Tensor) -> IndexedRows:
+        """Each child's row of its parent."""
         parent_N = self.tree.parents[self.level]
-        return IndexedRows(rows_MP, parent_N, self.placed(("children", self.level), parent_N), self.drift_kernel)
+        return IndexedRows(rows_MP, parent_N, self.cache(("children", self.level), parent_N), self.drift_kernel)
 
     def column(self, name: str, values_N: np.ndarray, like: Tensor) -> Tensor:
-        """One number per node, to combine with rows."""
-        return self.placed((name, self.level), values_N, like.dtype)[:, None]
+        """One number per node as an N x 1 tensor, to combine with rows."""
+        return self.cache((name, self.level), values_N, like.dtype)[:, None]
 
 
-class Upload(NamedTuple):
-    """What children sent, and the states that it leads to where it counts."""
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Upload:
+    """The reports of children, and the states they lead to where they are accepted."""
 
     payload: Rows
     state: Rows
@@ -73,277 +120,417 @@ class Upload(NamedTuple):
     channel: Rows
     """The channel's memory."""
     model_NP: Tensor
-    """The children's models as their parents know them: the parents' answer is compared with
-    these."""
+    """The children's models as their parents know them: the answer is compared with these."""
     buffers_NB: Tensor
     """The children's buffers as their parents know them."""
 
 
-class ReceivedUpdates(NamedTuple):
-    """What came to the parents."""
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ReceivedUpdates:
+    """The reports that reached the parents."""
 
     message: Rows
-    """Decoded, and with the buffers."""
-    came_N: np.ndarray
-    rate_N: np.ndarray
-    """The sum of the learning rates since the children last met their parents."""
+    """Decoded, with the buffers."""
+    reported_N: np.ndarray
+    lr_sum_N: np.ndarray
+    """Sums of learning rates since the children last synchronised."""
 
 
-class AggregatorState(NamedTuple):
-    """What parents hold when their children come: the model and the buffers that they gave, and the
-    rule's memory."""
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class AggregatorState:
+    """The parents' models and buffers as their children got them, and the rule's memory."""
 
     model_MP: Tensor
     buffers_MB: Tensor
     memory: Rows
 
 
-class AggregationResult(NamedTuple):
-    """What a meeting came to. A parent for whom nothing counted holds what it held."""
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class AggregationResult:
+    """Outcome of one aggregation."""
 
-    held: AggregatorState
-    present_N: np.ndarray
-    """Whose message counted."""
-    lost_N: np.ndarray
-    """Whose message was not finite."""
-    large_N: np.ndarray
-    """Whose message was finite, but far too large."""
-    share_M: np.ndarray
-    """The share of the children's weight that went into the result, for each parent."""
-    sane_M: np.ndarray
-    """Who heard somebody, and made something finite of it."""
-    rate_M: np.ndarray
-    """The mean of the children's sums of learning rates."""
+    state: AggregatorState
+    """The parents' new state; unchanged for a parent that has no valid result."""
+    accepted_N: np.ndarray
+    """Children whose updates count."""
+    nonfinite_N: np.ndarray
+    """Children whose updates were not finite."""
+    oversized_N: np.ndarray
+    """Children whose updates were finite, but far too large."""
+    weight_M: np.ndarray
+    """Weight of the updates that were aggregated, of a total of 1 for every parent."""
+    updated_M: np.ndarray
+    """Parents that aggregated something, with a finite result."""
+    lr_sum_M: np.ndarray
+    """Mean of the children's sums of learning rates."""
     mean_MP: Tensor
-    """The mean of the children's models."""
+    """Mean of the children's models."""
     merged_MP: Tensor
-    """What the rule made of it, finite or not."""
+    """The rule's new model, finite or not."""
 
     @property
     def failed_M(self) -> np.ndarray:
-        """Whose result is not finite, although all that went into it is."""
-        return (self.share_M > 0) & ~self.sane_M
+        """Parents whose result is not finite, although all aggregated updates are."""
+        return (self.weight_M > 0) & ~self.updated_M
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SyncResult:
+    """Outcome of a synchronisation of several edge levels."""
+
+    rejected: list[Rejection]
+    renewed: bool
+    """Whether at least one of the topmost parents has a new model."""
+
+
+def rejections(tree: Tree, level: int, result: AggregationResult) -> list[Rejection]:
+    """Children whose updates were rejected, and parents whose result was."""
+    oversized = set(tree.owned_names(level, result.oversized_N))
+    children = tree.owned_names(level, result.nonfinite_N | result.oversized_N)
+    rejected = [Rejection(name, is_oversized=name in oversized) for name in children]
+    return rejected + [Rejection(name, is_oversized=False) for name in tree.owned_names(level - 1, result.failed_M)]
 
 
 # -- the children's side ---------------------------------------------------------------------------
 
 
-def upload(terms: Terms, state: Rows, channel: Rows, x_NP: Tensor, b_NB: Tensor, edge: Edge, key: ChannelKey) -> Upload:
-    """The report of children whose models are `x_NP`."""
-    state, message = terms.rule.up(state, x_NP, edge)
-    message = {**message, BUFFERS: b_NB}
-    channel, payload = terms.channels.up.encode(channel, message, edge, key)
-    heard, said_NP = terms.channels.up.decode(payload, edge), message[MODEL]
+def upload(
+    edge: EdgeLevel,
+    *,
+    state: Rows,
+    channel: Rows,
+    model_NP: Tensor,
+    buffers_NB: Tensor,
+    known: Edge,
+    key: ChannelKey,
+) -> Upload:
+    """The reports of children with these models and buffers.
+
+    known: values that children and parents have in common.
+    """
+    state, message = edge.rule.up(state, model_NP, known)
+    message = {**message, BUFFERS: buffers_NB}
+    channel, payload = edge.channels.up.encode(channel, message, known, key)
+    decoded, sent_NP = edge.channels.up.decode(payload, known), message[MODEL]
     # what a channel loses is missing from the model that the parent knows, too
-    model_NP = x_NP if heard[MODEL] is said_NP else x_NP + (heard[MODEL] - said_NP)
-    return Upload(payload, state, channel, model_NP, heard[BUFFERS])
+    is_exact = decoded[MODEL] is sent_NP
+    return Upload(
+        payload=payload,
+        state=state,
+        channel=channel,
+        model_NP=model_NP if is_exact else model_NP + (decoded[MODEL] - sent_NP),
+        buffers_NB=decoded[BUFFERS],
+    )
 
 
-def apply_answer(rule: Rule, state: Rows, x_NP: Tensor, edge: Edge) -> Rows:
-    """Children's states after they saw their parents' new model, `edge.merged`; `edge.rate` is the
+def apply_answer(rule: Rule, state: Rows, model_NP: Tensor, known: Edge) -> Rows:
+    """Children's states after their parents' new model, `known.merged`; `known.rate` is the
     siblings' mean."""
-    return state if rule.down is None else rule.down(state, x_NP, edge)
+    return state if rule.down is None else rule.down(state, model_NP, known)
 
 
 def apply_from_above(rule: Rule, state: Rows, times: int = 1) -> Rows:
-    """Children's states when newer models came from above their parents."""
+    """Children's states after newer models came from above their parents."""
     if rule.relay is not None:
         for _ in range(times):
             state = rule.relay(state)
     return state
 
 
-def correction(rule: Rule, state: Rows, given: Rows) -> Tensor | None:
-    """What children's subtrees add to their gradients; `given` is what their parents gave, a row
-    for each child."""
-    return rule.correction(state, extras_of(given))
+def correction(rule: Rule, state: Rows, broadcast: Rows) -> Tensor | None:
+    """The correction that children's subtrees add to their gradients; broadcast: a row for each
+    child of what its parent sent."""
+    return rule.correction(state, extras_of(broadcast))
 
 
-def answers_reports(rule: Rule, relayed: bool) -> bool:
-    """Whether children get their parents' new model for their report, also where a newer one is
-    about to come from above (`relayed`): some rules learn from what came of their own meeting."""
-    return rule.down is not None and not (relayed and rule.relay is not None)
+def answers_reports(rule: Rule, is_overwritten: bool) -> bool:
+    """Whether parents send their new model to children that reported.
+
+    Also where a newer model is about to come from above and overwrites it (`is_overwritten`): some
+    rules learn from the result of their own synchronisation.
+    """
+    return rule.down is not None and not (is_overwritten and rule.relay is not None)
 
 
 # -- the parents' side -----------------------------------------------------------------------------
 
 
-def decode_upload(terms: Terms, payload: Rows, edge: Edge) -> Rows:
+def decode_upload(edge: EdgeLevel, payload: Rows, known: Edge) -> Rows:
     """Children's messages as their parents understand them."""
-    return terms.channels.up.decode(payload, edge)
+    return edge.channels.up.decode(payload, known)
 
 
-def broadcast(terms: Terms, channel: Rows, held: AggregatorState, key: ChannelKey) -> tuple[Rows, Rows]:
-    """The channel's memory and the payload of what parents give to their children."""
-    return terms.channels.down.encode(channel, broadcast_message(terms.rule, held), None, key)
+def broadcast(edge: EdgeLevel, channel: Rows, state: AggregatorState, key: ChannelKey) -> tuple[Rows, Rows]:
+    """The channel's new memory, and the payload that parents send to their children."""
+    return edge.channels.down.encode(channel, broadcast_message(edge.rule, state), None, key)
 
 
-def decode_broadcast(terms: Terms, payload: Rows) -> Rows:
-    """What parents gave, as their children understand it."""
-    return terms.channels.down.decode(payload, None)
+def decode_broadcast(edge: EdgeLevel, payload: Rows) -> Rows:
+    """Parents' broadcast as their children understand it."""
+    return edge.channels.down.decode(payload, None)
 
 
-def broadcast_message(rule: Rule, held: AggregatorState) -> Rows:
-    """What parents give to their children: the model, its buffers and the rule's note."""
-    return {**rule.note(held.memory), MODEL: held.model_MP, BUFFERS: held.buffers_MB}
+def broadcast_message(rule: Rule, state: AggregatorState) -> Rows:
+    """The message of parents to their children: model, buffers and the rule's `note`."""
+    return {**rule.note(state.memory), MODEL: state.model_MP, BUFFERS: state.buffers_MB}
 
 
-def extras_of(given: Rows) -> Rows:
-    """What came beside the model and its buffers."""
-    return {name: rows for name, rows in given.items() if name not in (MODEL, BUFFERS)}
+def extras_of(broadcast: Rows) -> Rows:
+    """The part of a broadcast besides the model and its buffers: the rule's `note`."""
+    return {name: rows for name, rows in broadcast.items() if name not in (MODEL, BUFFERS)}
 
 
-def aggregate(edges: Edges, held: AggregatorState, arrived: ReceivedUpdates) -> AggregationResult:
-    """What parents make of what came. Where the tree lies in several parts, all of them must call
-    it."""
-    tree, level, rule, limits = edges.tree, edges.level, edges.terms.rule, edges.limits
-    came_N = arrived.came_N
-    lost_N = large_N = np.zeros_like(came_N)
+def aggregate(
+    edge: EdgeLevel, nodes: EdgeNodes, state: AggregatorState, received: ReceivedUpdates
+) -> AggregationResult:
+    """Aggregate the updates that reached the parents.
+
+    Where the tree lies in several parts, all of them must call it.
+    """
+    tree, level, limits = nodes.tree, nodes.level, edge.limits
+    reported_N = received.reported_N
+    nonfinite_N = oversized_N = np.zeros_like(reported_N)
     # a mean is finite only if all that went into it is, so that rows are looked at one by one only
-    # if it is not, unless they are to be in line with their siblings'
-    always = rule.reduce is not None or limits.factor is not None or limits.every_part
-    merged = None if always else _merge(edges, held, arrived.message, came_N)
+    # if it is not, unless they are to be compared with their siblings'
+    always_inspects = edge.rule.reduce is not None or limits.norm_ratio is not None or limits.checks_all_parts
+    merged = None if always_inspects else _merge(edge, nodes, state, received.message, reported_N)
     if merged is None or tree.any_rank(level, merged.is_doubtful):
-        lost_N, large_N = _find_invalid(edges, held, arrived)
-        merged = _merge(edges, held, arrived.message, came_N & ~lost_N & ~large_N, seen=True)
-    heard_M = merged.share_M > 0
-    sane_M = heard_M & merged.finite_M
-    present_N = came_N & ~lost_N & ~large_N & sane_M[tree.parents[level]]
-    rate_M = tree.present_weight(level, present_N * arrived.rate_N) / np.where(heard_M, merged.share_M, 1.0)
-    new = AggregatorState(
-        choose(sane_M, merged.model_MP, held.model_MP),
-        choose(sane_M, merged.buffers_MB, held.buffers_MB),
-        choose_rows(sane_M, merged.memory, held.memory),
+        nonfinite_N, oversized_N = _find_invalid(edge, nodes, state, received)
+        valid_N = reported_N & ~nonfinite_N & ~oversized_N
+        merged = _merge(edge, nodes, state, received.message, valid_N, is_inspected=True)
+    has_updates_M = merged.weight_M > 0
+    updated_M = has_updates_M & merged.finite_M
+    accepted_N = reported_N & ~nonfinite_N & ~oversized_N & updated_M[tree.parents[level]]
+    weight_M = np.where(has_updates_M, merged.weight_M, 1.0)
+    return AggregationResult(
+        state=AggregatorState(
+            model_MP=where_rows(updated_M, merged.model_MP, state.model_MP),
+            buffers_MB=where_rows(updated_M, merged.buffers_MB, state.buffers_MB),
+            memory=where_tables(updated_M, merged.memory, state.memory),
+        ),
+        accepted_N=accepted_N,
+        nonfinite_N=nonfinite_N,
+        oversized_N=oversized_N,
+        weight_M=merged.weight_M,
+        updated_M=updated_M,
+        lr_sum_M=tree.present_weight(level, accepted_N * received.lr_sum_N) / weight_M,
+        mean_MP=merged.mean_MP,
+        merged_MP=merged.model_MP,
     )
-    found = merged.share_M, sane_M, rate_M, merged.mean_MP, merged.model_MP
-    return AggregationResult(new, present_N, lost_N, large_N, *found)
 
 
-class _Aggregate(NamedTuple):
-    """What parents make of their children's messages, and for which of them all of it is finite."""
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Aggregate:
+    """Result of a rule's `merge`, before it is known to be valid."""
 
     memory: Rows
     mean_MP: Tensor
     model_MP: Tensor
     buffers_MB: Tensor
     finite_M: np.ndarray
-    share_M: np.ndarray
-    doubtful_N: np.ndarray
-    """Whose message may be unsound although the mean is finite."""
+    """Parents whose whole result is finite."""
+    weight_M: np.ndarray
+    suspicious_N: np.ndarray
+    """Children whose message may be invalid although the mean is finite."""
 
     @property
     def is_doubtful(self) -> bool:
-        return not (self.finite_M | (self.share_M == 0)).all() or bool(self.doubtful_N.any())
+        return not (self.finite_M | (self.weight_M == 0)).all() or bool(self.suspicious_N.any())
 
 
-def _merge(edges: Edges, held: AggregatorState, message: Rows, present_N: np.ndarray, seen: bool = False) -> _Aggregate:
-    """What the parents make of what those present sent. `seen`: it was looked at and found
-    sound."""
-    tree, level, rule = edges.tree, edges.level, edges.terms.rule
-    share_M = tree.present_weight(level, present_N)
+def _merge(
+    edge: EdgeLevel,
+    nodes: EdgeNodes,
+    state: AggregatorState,
+    message: Rows,
+    present_N: np.ndarray,
+    is_inspected: bool = False,
+) -> _Aggregate:
+    """Reduce the messages of the children in the mask, and merge the result into the parents'
+    state; is_inspected: all these messages are known to be valid."""
+    tree, level, rule = nodes.tree, nodes.level, edge.rule
+    weight_M = tree.present_weight(level, present_N)
 
     def reduced(rows_NP: Tensor) -> Tensor:
         if rule.reduce is None:
-            return tree.mean(level, rows_NP, present_N, share_M)
+            return tree.mean(level, rows_NP, present_N, weight_M)
         return tree.reduce(level, rows_NP, present_N, rule.reduce)
 
     mean = {name: reduced(rows) for name, rows in message.items() if name != BUFFERS}
-    buffers_MB = tree.mean(level, message[BUFFERS], present_N, share_M)
-    if edges.masked:
-        buffers_MB = keep_nonfinite(buffers_MB, held.buffers_MB)
-    share_M1 = edges.column("share", share_M, held.model_MP)
-    memory, model_MP = rule.merge(held.memory, held.model_MP, mean, share_M1)
+    buffers_MB = tree.mean(level, message[BUFFERS], present_N, weight_M)
+    if nodes.may_be_nonfinite:
+        buffers_MB = keep_nonfinite(buffers_MB, state.buffers_MB)
+    weight_M1 = nodes.column("weight", weight_M, state.model_MP)
+    memory, model_MP = rule.merge(state.memory, state.model_MP, mean, weight_M1)
 
-    new_MB = zero_unchanged(buffers_MB, held.buffers_MB) if edges.masked else buffers_MB
-    parents = [model_MP, new_MB, *mean.values()]
-    looks = [] if seen else _rows_to_inspect(edges, held, message)
-    sizes = row_max_abs(*parents, *(rows_NP for rows_NP, _ in looks))
-    finite_M = rows_finite(sizes[: len(parents)])
-    doubts = [needs_inspection(each_N, limit) for each_N, (_, limit) in zip(sizes[len(parents) :], looks, strict=True)]
-    doubtful_N = present_N & np.any(doubts, axis=0)
-    return _Aggregate(memory, mean[MODEL], model_MP, buffers_MB, finite_M, share_M, doubtful_N)
+    changed_MB = zero_unchanged(buffers_MB, state.buffers_MB) if nodes.may_be_nonfinite else buffers_MB
+    results = [model_MP, changed_MB, *mean.values()]
+    inspected = [] if is_inspected else _rows_to_inspect(edge, nodes, state, message)
+    sizes = row_max_abs(*results, *(rows_NP for rows_NP, _ in inspected))
+    suspicious = [
+        needs_inspection(size_N, ratio) for size_N, (_, ratio) in zip(sizes[len(results) :], inspected, strict=True)
+    ]
+    return _Aggregate(
+        memory=memory,
+        mean_MP=mean[MODEL],
+        model_MP=model_MP,
+        buffers_MB=buffers_MB,
+        finite_M=rows_finite(sizes[: len(results)]),
+        weight_M=weight_M,
+        suspicious_N=present_N & np.any(suspicious, axis=0),
+    )
 
 
-def _rows_to_inspect(edges: Edges, held: AggregatorState, message: Rows) -> list[tuple[Tensor, float | None]]:
-    """Children's rows whose soundness does not show in their mean, with the limit of their size."""
-    limit = edges.limits.size
-    models = [] if limit is None else [(message[MODEL], limit)]
-    return models + ([(_changed_buffers(edges, held, message), None)] if edges.masked else [])
+def _rows_to_inspect(
+    edge: EdgeLevel, nodes: EdgeNodes, state: AggregatorState, message: Rows
+) -> list[tuple[Tensor, float | None]]:
+    """Children's rows that may be invalid although their mean is finite, with the largest accepted
+    ratio of their sizes."""
+    ratio = edge.limits.ratio
+    models = [] if ratio is None else [(message[MODEL], ratio)]
+    return models + ([(_changed_buffers(nodes, state, message), None)] if nodes.may_be_nonfinite else [])
 
 
-def _changed_buffers(edges: Edges, held: AggregatorState, message: Rows) -> Tensor:
-    """Children's buffers, less what their parent gave and is as it was, whether finite or not."""
-    if not edges.masked:
+def _changed_buffers(nodes: EdgeNodes, state: AggregatorState, message: Rows) -> Tensor:
+    """Children's buffers, with zeros for entries that are as the parents sent them, finite or
+    not."""
+    if not nodes.may_be_nonfinite:
         return message[BUFFERS]
-    return zero_unchanged(message[BUFFERS], edges.tree.to_children(edges.level, held.buffers_MB))
+    return zero_unchanged(message[BUFFERS], nodes.tree.to_children(nodes.level, state.buffers_MB))
 
 
-def _find_invalid(edges: Edges, held: AggregatorState, arrived: ReceivedUpdates) -> tuple[np.ndarray, np.ndarray]:
-    """Whose message is not finite, and whose is finite but far too large, among those that came."""
-    tree, level, limits = edges.tree, edges.level, edges.limits
-    message = {**arrived.message, BUFFERS: _changed_buffers(edges, held, arrived.message)}
+def _find_invalid(
+    edge: EdgeLevel, nodes: EdgeNodes, state: AggregatorState, received: ReceivedUpdates
+) -> tuple[np.ndarray, np.ndarray]:
+    """Masks of the children whose updates are not finite, and of those whose updates are finite but
+    far too large."""
+    tree, level, limits = nodes.tree, nodes.level, edge.limits
+    message = {**received.message, BUFFERS: _changed_buffers(nodes, state, received.message)}
     sizes = dict(zip(message, row_max_abs(*message.values()), strict=True))
-    lost_N = arrived.came_N & ~rows_finite(list(sizes.values()))
-    present_N, start_MP = arrived.came_N & ~lost_N, held.model_MP
+    nonfinite_N = received.reported_N & ~rows_finite(list(sizes.values()))
+    present_N, start_MP = received.reported_N & ~nonfinite_N, state.model_MP
     model_NP = message[MODEL]
-    large_N = size_outliers(tree, level, model_NP, sizes[MODEL], start_MP, present_N, limits.size)
-    if limits.every_part and limits.size is not None:
-        others = {name: each_N for name, each_N in sizes.items() if name not in (MODEL, BUFFERS)}
-        start_M, buffers_M = row_max_abs(start_MP, held.buffers_MB.nan_to_num(0.0, 0.0, 0.0))
+    oversized_N = size_outliers(tree, level, model_NP, sizes[MODEL], start_MP, present_N, limits.ratio)
+    if limits.checks_all_parts and limits.ratio is not None:
+        extras = {name: size_N for name, size_N in sizes.items() if name not in (MODEL, BUFFERS)}
+        start_M, buffers_M = row_max_abs(start_MP, state.buffers_MB.nan_to_num(0.0, 0.0, 0.0))
         # a variance among the buffers goes with the square of what the others go with
-        looks = [(sizes[BUFFERS], buffers_M, limits.size**2)]
-        looks += [(each_N, start_M, limits.size) for each_N in others.values()]
-        for each_N, begun_M, most in looks:
-            large_N = large_N | exceeds_ratio(tree, level, each_N, begun_M, present_N, most)
-    present_N &= ~large_N
-    return lost_N, large_N | norm_outliers(tree, level, model_NP, start_MP, present_N, limits.factor)
+        parts = [(sizes[BUFFERS], buffers_M, limits.ratio**2)]
+        parts += [(size_N, start_M, limits.ratio) for size_N in extras.values()]
+        for size_N, reference_M, ratio in parts:
+            oversized_N = oversized_N | exceeds_ratio(tree, level, size_N, reference_M, present_N, ratio)
+    present_N &= ~oversized_N
+    return nonfinite_N, oversized_N | norm_outliers(tree, level, model_NP, start_MP, present_N, limits.norm_ratio)
 
 
-# -- rows of which some change ---------------------------------------------------------------------
+# -- late updates ----------------------------------------------------------------------------------
 
 
-def choose(mask_N: np.ndarray, new_NP: Tensor, old_NP: Tensor) -> Tensor:
-    """The new rows for those in the mask, the old ones for the others."""
-    if mask_N.all():
-        return new_NP
-    return torch.where(to_device(mask_N, new_NP.device)[:, None], new_NP, old_NP)
+def rebase_late_updates(
+    edge: EdgeLevel, children: LevelState, received: ReceivedUpdates, model_NP: Tensor, syncs_N: np.ndarray
+) -> ReceivedUpdates:
+    """Apply pending updates to the parents' present models, weighted by their age.
+
+    The sums of learning rates are weighted alike, since they say how far a parent's model is moved.
+
+    model_NP, syncs_N: the parents' models, and the number of synchronisations that they have held.
+    """
+    pending, late = children.pending, edge.late
+    assert pending is not None and late is not None
+    weight_N = pending.weights(late, syncs_N)
+    rebased_NP = pending.rebase(received.message[MODEL], model_NP, syncs_N, weight_N)
+    return ReceivedUpdates(
+        message={**received.message, MODEL: rebased_NP},
+        reported_N=received.reported_N,
+        lr_sum_N=received.lr_sum_N * weight_N,
+    )
 
 
-def choose_rows(mask_N: np.ndarray, new: Rows, old: Rows) -> Rows:
-    """The new rows for those in the mask, the old ones for the others, table by table."""
-    return {name: choose(mask_N, rows, old[name]) for name, rows in new.items()}
+def late_answer_view(
+    nodes: EdgeNodes,
+    children: LevelState,
+    upload: Upload,
+    start_MP: Tensor,
+    result: AggregationResult,
+    current_NP: Tensor | None,
+    syncs_N: np.ndarray,
+) -> tuple[Edge, Tensor]:
+    """Values for `apply_answer` where late updates count, with the children's models: a child is
+    compared with the others whose updates were aggregated.
+
+    start_MP, syncs_N: the parents' models before, and the number of synchronisations that they have
+        held.
+    current_NP: the children's corrections after the aggregation.
+    """
+    tree, level, pending, accepted_N = nodes.tree, nodes.level, children.pending, result.accepted_N
+    assert pending is not None
+    model_NP, start_NP = upload.model_NP, nodes.to_children(start_MP).dense()
+    weight_M = np.where(result.weight_M > 0, result.weight_M, 1.0)
+    lr_sum_M = tree.present_weight(level, accepted_N * children.lr_sum_N) / weight_M
+    lr_sum_N1 = nodes.column("mean lr sum", lr_sum_M[tree.parents[level]], model_NP)
+    corrected_NP = with_current_corrections(
+        model_NP, used_NP=children.correction, current_NP=current_NP, lr_sum_N1=lr_sum_N1
+    )
+    rebased_NP = pending.rebase(corrected_NP, start_NP, syncs_N, np.ones(len(model_NP)))
+    mean = nodes.to_children(tree.mean(level, rebased_NP, accepted_N, result.weight_M))
+    return Edge(IndexedRows(start_NP), children.correction, lr_sum_N1, merged=mean), rebased_NP
 
 
-class GradientRestart(NamedTuple):
-    """What came of it, by edge level."""
+# -- states under other weights --------------------------------------------------------------------
+
+
+def reweigh(
+    rule: Rule, tree: Tree, previous_tree: Tree, level: int, state: Rows, parents: LevelState
+) -> tuple[Rows, Rows]:
+    """Adapt children's states and parents' memory, made under the weights of another tree, to the
+    present weights."""
+    assert rule.reweigh is not None
+    moved = {name: tree.mean(level, rows) - previous_tree.mean(level, rows) for name, rows in state.items()}
+    # normalised weights add up to one before and after
+    memory, shift = rule.reweigh(parents.memory, moved, torch.zeros_like(parents.model[:, :1]))
+    shifted = {name: rows - tree.to_children(level, shift[name]) for name, rows in state.items() if name in shift}
+    return state | shifted, memory
+
+
+# -- states from gradients -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class GradientRestart:
+    """Rule states set from gradients, by edge level."""
 
     states: dict[int, Rows]
     sent: dict[int, np.ndarray]
-    """Who sent a gradient to its parent."""
+    """Nodes that sent a gradient to their parent."""
 
 
 def restart_from_gradients(
     tree: Tree,
-    rules: Sequence[Rule],
+    edges: Mapping[int, EdgeLevel],
+    *,
     states: Sequence[Rows],
-    fresh: Sequence[int],
-    g_NP: Tensor,
+    levels: Sequence[int],
+    gradient_NP: Tensor,
     active_N: np.ndarray,
-    limit: float | None,
 ) -> GradientRestart:
-    """The states of edge levels from the leaves' up to the first of `fresh`, whose rules ask for
-    it; rules and states by level, gradients the leaves', sizes of which `limit` bounds."""
-    found = GradientRestart({}, {})
-    (largest_N,) = row_max_abs(g_NP)
-    there_N = active_N & np.isfinite(largest_N)
-    there_N &= ~size_outliers(tree, tree.depth, g_NP, largest_N, None, there_N, limit)
-    for level in range(tree.depth, fresh[0] - 1, -1):
-        share_M = tree.present_weight(level, there_N)
-        mean_MP = tree.mean(level, g_NP, there_N, share_M)
-        from_gradient, before = rules[level].from_gradient, states[level]
+    """Average gradients up the tree, and let the rules that ask for it set their states from them.
+
+    states: by level.
+    levels: edge levels whose rules ask for it; gradients travel from the clients up to the first.
+    gradient_NP: the clients' gradients, which are checked as their updates are.
+    """
+    restart = GradientRestart(states={}, sent={})
+    (size_N,) = row_max_abs(gradient_NP)
+    sent_N = active_N & np.isfinite(size_N)
+    ratio = edges[tree.depth].limits.ratio
+    sent_N &= ~size_outliers(tree, tree.depth, gradient_NP, size_N, None, sent_N, ratio)
+    for level in range(tree.depth, levels[0] - 1, -1):
+        weight_M = tree.present_weight(level, sent_N)
+        mean_MP = tree.mean(level, gradient_NP, sent_N, weight_M)
+        from_gradient = edges[level].rule.from_gradient
         if from_gradient:
-            new = from_gradient(before, g_NP, tree.to_children(level, mean_MP))
-            found.states[level] = choose_rows(there_N, new, before)
-        found.sent[level] = there_N
-        g_NP, there_N = mean_MP, share_M > 0
-    return found
+            state = from_gradient(states[level], gradient_NP, tree.to_children(level, mean_MP))
+            restart.states[level] = where_tables(sent_N, state, states[level])
+        restart.sent[level] = sent_N
+        gradient_NP, sent_N = mean_MP, weight_M > 0
+    return restart

@@ -1,7 +1,7 @@
-"""What a parent refuses of what its children sent: what is not finite, and what is far larger than
-the rest.
+"""Checks of updates: an update is rejected if it is not finite, or far larger than its siblings'.
 
-Both are pure functions of rows, so that a simulated parent and a deployed one refuse the same.
+All are pure functions of rows, so that a simulated parent and a deployed one reject the same
+updates.
 
 Shape suffixes: N nodes of a level, M nodes of the level above, P parameters, B buffer values or a
 block of columns.
@@ -10,6 +10,7 @@ block of columns.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -23,121 +24,137 @@ from stratafl.core.rows import column_blocks
 from stratafl.core.rule import Rule
 
 DEFAULT_RATIO = 1e4
-"""How many times larger than its siblings' median an update may be: no healthy one is ever so far
-off."""
+"""Largest accepted ratio of an update's size to its siblings' median; healthy updates stay far
+below it."""
 FREE_RATIO = 100.0
-"""How many times larger than the model it began from, or than 1, it may be whatever the siblings
-do: some may have next to nothing to learn any more."""
+"""Ratio of an update's size to the model it began from, or to 1, below which it is accepted
+whatever its siblings do: some may have next to nothing left to learn."""
 MIN_SIBLING_NORM = 0.025
-"""The share of the norm of the model that children were given which the siblings' median is taken
-for at least, since who has little left to learn is no measure for the others. With a factor of 8,
-an update of a fifth of the model is in line with any."""
+"""Lower bound of the siblings' median norm, as a share of the norm of the model that children
+were given: siblings with little left to learn are no reference for the others. With a ratio of 8,
+an update of a fifth of the model is always accepted."""
 NEGLIGIBLE = 1e-3
-"""The share of that norm below which the siblings' median is no measure at all: they have nothing
-left to learn."""
+"""Share of that norm below which the siblings' median is not used at all: they have nothing left
+to learn."""
 
 
-class Refusal(NamedTuple):
-    """A node whose update, or what it made of its children's, was left out."""
+class Rejection(NamedTuple):
+    """A node whose update, or whose aggregate of its children's updates, was left out."""
 
     name: str
-    too_large: bool
-    """Finite, but far larger than its siblings'; otherwise it was not finite."""
+    is_oversized: bool
+    """Whether it was finite, but far larger than its siblings'; otherwise it was not finite."""
 
 
-class Limits(NamedTuple):
-    """What a parent accepts of what its children send."""
+@dataclass(frozen=True, kw_only=True)
+class UpdateLimits:
+    """Limits of the updates that a parent accepts; None for no limit."""
 
-    size: float | None = None
-    """How many times larger than its siblings' median an update may be; None for any size."""
-    factor: float | None = None
-    """How many times longer; None for any length."""
-    every_part: bool = False
-    """Whether buffers, and what a rule sends beside the model, are held to the size as well: where
-    the children are not one's own."""
+    ratio: float | None = None
+    """Largest ratio of an update's largest magnitude to its siblings' median."""
+    norm_ratio: float | None = None
+    """Largest ratio of an update's norm to its siblings' median."""
+    checks_all_parts: bool = False
+    """Whether buffers, and what a rule sends beside the model, are held to `ratio` as well: where
+    the children belong to somebody else."""
 
 
-def update_limits(given: float | None, rules: Sequence[Rule]) -> list[float | None]:
-    """The limit of each edge level, None for no limit.
+NO_LIMITS = UpdateLimits()
 
-    Unless one is given, a rule with a reducer of its own has none: what it makes of its children's
-    messages is not at the mercy of one of them. 0 stands for no limit anywhere.
+
+def limits_by_level(
+    rules: Sequence[Rule], update_limit: float | None, update_factor: object, *, checks_all_parts: bool = False
+) -> list[UpdateLimits]:
+    """The limits of every edge level, root first.
+
+    update_limit: the ratio for all levels, 0 for no limit. Unless given, a rule with a reducer of
+        its own has none: a single update has little influence on its result.
+    update_factor: the norm ratio, one number for all levels or one per level, 0 or None for none.
     """
-    if given is None:
+    ratios = _ratios(rules, update_limit)
+    norm_ratios = _norm_ratios(rules, update_factor)
+    return [
+        UpdateLimits(ratio=ratio, norm_ratio=norm_ratio, checks_all_parts=checks_all_parts)
+        for ratio, norm_ratio in zip(ratios, norm_ratios, strict=True)
+    ]
+
+
+def _ratios(rules: Sequence[Rule], update_limit: float | None) -> list[float | None]:
+    if update_limit is None:
         return [DEFAULT_RATIO if rule.reduce is None else None for rule in rules]
-    if 0 < check_number("update_limit", given, at_least=0) < 1:
-        raise InvalidInput("update_limit", given, "must be 0, for no limit, or a number of at least 1")
-    return [float(given) or None for _ in rules]
+    if 0 < check_number("update_limit", update_limit, at_least=0) < 1:
+        raise InvalidInput("update_limit", update_limit, "must be 0, for no limit, or a number of at least 1")
+    return [float(update_limit) or None for _ in rules]
 
 
-def update_factors(given: object, rules: Sequence[Rule]) -> list[float | None]:
-    """The factor of each edge level, None for none, as it is unless one is given; one number stands
-    for all levels, 0 for none."""
-    if given is None:
+def _norm_ratios(rules: Sequence[Rule], update_factor: object) -> list[float | None]:
+    if update_factor is None:
         return [None for _ in rules]
-    given = plain(given)
-    each_level = list(given) if isinstance(given, list | tuple) else [given] * len(rules)
-    if len(each_level) != len(rules):
-        raise InvalidInput("update_factor", given, f"needs one number per edge level, {len(rules)} of them")
-    factors = [check_number("update_factor", each, at_least=0) for each in each_level]
-    if any(0 < each < 1 for each in factors):
-        raise InvalidInput("update_factor", given, "must be 0, for none, or a number of at least 1")
-    return [each or None for each in factors]
+    update_factor = plain(update_factor)
+    by_level = list(update_factor) if isinstance(update_factor, list | tuple) else [update_factor] * len(rules)
+    if len(by_level) != len(rules):
+        raise InvalidInput("update_factor", update_factor, f"needs one number per edge level, {len(rules)} of them")
+    factors = [check_number("update_factor", factor, at_least=0) for factor in by_level]
+    if any(0 < factor < 1 for factor in factors):
+        raise InvalidInput("update_factor", update_factor, "must be 0, for none, or a number of at least 1")
+    return [factor or None for factor in factors]
 
 
-def needs_inspection(largest_N: np.ndarray, limit: float | None) -> np.ndarray:
-    """Whose update may be too large or is not finite, judged by the largest magnitude of the model
-    alone.
+def needs_inspection(max_abs_N: np.ndarray, ratio: float | None) -> np.ndarray:
+    """Mask of the updates that may be too large or are not finite, by the largest magnitude of the
+    models alone.
 
-    An update that is refused is over its room times the model it began from, and over it times 1,
-    so that the new model is larger than the room less 1, too; half of it is enough for rounding.
+    A rejected update is larger than the free ratio times the model it began from, and than the free
+    ratio times 1, so that the new model is larger than the free ratio less 1, too; half of it
+    leaves enough for rounding.
     """
-    return ~(largest_N <= (np.finfo(np.float64).max if limit is None else min(limit, FREE_RATIO) / 2 - 1))
+    return ~(max_abs_N <= (np.finfo(np.float64).max if ratio is None else min(ratio, FREE_RATIO) / 2 - 1))
 
 
 def exceeds_ratio(
-    tree: Tree, level: int, sizes_N: np.ndarray, start_M: np.ndarray, present_N: np.ndarray, limit: float
+    tree: Tree, level: int, max_abs_N: np.ndarray, start_M: np.ndarray, present_N: np.ndarray, ratio: float
 ) -> np.ndarray:
-    """Whose part of a message is over the limit, among those present; sizes are the largest
-    magnitudes of rows."""
-    siblings_N = tree.sibling_median(level, sizes_N, present_N)
-    return present_N & too_large(sizes_N, siblings_N, start_M[tree.parents[level]], limit)
+    """Mask of the present children of which a part of the update exceeds the ratio; sizes are
+    largest magnitudes of rows."""
+    siblings_N = tree.sibling_median(level, max_abs_N, present_N)
+    return present_N & is_oversized(max_abs_N, siblings_N, start_M[tree.parents[level]], ratio)
 
 
-def too_large(update_N: np.ndarray, siblings_N: np.ndarray, start_N: np.ndarray, limit: float) -> np.ndarray:
-    """Whose update is over the limit times the siblings' median, and over its room; all measured by
-    the largest magnitude of a row, which no rounding and no order of a sum can change.
+def is_oversized(update_N: np.ndarray, siblings_N: np.ndarray, start_N: np.ndarray, ratio: float) -> np.ndarray:
+    """Mask of the updates larger than the ratio times the siblings' median, and than the free ratio
+    times the model they began from.
 
-    Where siblings have nothing to learn at all, or there are none, the limit is times the model
-    they were given, or 1.
+    All sizes are largest magnitudes of rows, which no rounding and no order of a sum can change.
+    Where siblings have nothing to learn, or there are none, the model that they were given, or 1,
+    takes the median's place.
     """
     with np.errstate(over="ignore"):
         begun_N = np.maximum(start_N, 1.0)
-        beside_N = np.maximum(limit * siblings_N, min(limit, FREE_RATIO) * begun_N)
-        return update_N > np.where(siblings_N > 0, beside_N, limit * begun_N)
+        limit_N = np.maximum(ratio * siblings_N, min(ratio, FREE_RATIO) * begun_N)
+        return update_N > np.where(siblings_N > 0, limit_N, ratio * begun_N)
 
 
-def exceeds_norm_ratio(norm_N: np.ndarray, siblings_N: np.ndarray, start_N: np.ndarray, factor: float) -> np.ndarray:
-    """Whose update is so many times longer than the siblings' median; nobody's where they have
-    nothing to learn, or there are none."""
-    return (siblings_N > NEGLIGIBLE * start_N) & (norm_N > factor * np.maximum(siblings_N, MIN_SIBLING_NORM * start_N))
+def exceeds_norm_ratio(norm_N: np.ndarray, siblings_N: np.ndarray, start_N: np.ndarray, ratio: float) -> np.ndarray:
+    """Mask of the updates whose norm exceeds the ratio times the siblings' median; none where
+    siblings have nothing to learn, or there are none."""
+    return (siblings_N > NEGLIGIBLE * start_N) & (norm_N > ratio * np.maximum(siblings_N, MIN_SIBLING_NORM * start_N))
 
 
 def norm_outliers(
-    tree: Tree, level: int, rows_NP: Tensor, start_MP: Tensor, present_N: np.ndarray, factor: float | None
+    tree: Tree, level: int, rows_NP: Tensor, start_MP: Tensor, present_N: np.ndarray, ratio: float | None
 ) -> np.ndarray:
-    """Whose update is too long beside its siblings', among those present. All who have parents of
-    this level in common must ask."""
-    if factor is None:
+    """Mask of the present children whose update is too long beside their siblings'. Where a tree
+    lies in several parts, all parts that share parents of this level must call it."""
+    if ratio is None:
         return np.zeros_like(present_N)
     blocks = column_blocks(rows_NP, start_MP)
     norm_N = np.sqrt(sum(row_norms(rows_NB - tree.to_children(level, start_MB)) ** 2 for rows_NB, start_MB in blocks))
     siblings_N = tree.sibling_median(level, norm_N, present_N, upper=True)
-    return present_N & exceeds_norm_ratio(norm_N, siblings_N, row_norms(start_MP)[tree.parents[level]], factor)
+    return present_N & exceeds_norm_ratio(norm_N, siblings_N, row_norms(start_MP)[tree.parents[level]], ratio)
 
 
 def row_norms(rows_NP: Tensor) -> np.ndarray:
-    """Each row's norm."""
+    """The Euclidean norm of every row."""
     return torch.linalg.vector_norm(rows_NP, dim=1, dtype=torch.float64).cpu().numpy()
 
 
@@ -145,62 +162,60 @@ def size_outliers(
     tree: Tree,
     level: int,
     rows_NP: Tensor,
-    largest_N: np.ndarray,
+    max_abs_N: np.ndarray,
     start_MP: Tensor | None,
     present_N: np.ndarray,
-    limit: float | None,
+    ratio: float | None,
 ) -> np.ndarray:
-    """Whose rows are too far from what their parents gave, or from zero where that is None, among
-    those present.
+    """Mask of the present children whose rows are too far from what their parents gave, or from
+    zero where that is None.
 
-    largest_N: the rows' largest magnitudes. All who have parents of this level in common must
-    ask.
+    max_abs_N: the rows' largest magnitudes. Where a tree lies in several parts, all parts that
+    share parents of this level must call it.
     """
-    if limit is None or not tree.any_rank(level, bool((present_N & needs_inspection(largest_N, limit)).any())):
+    if ratio is None or not tree.any_rank(level, bool((present_N & needs_inspection(max_abs_N, ratio)).any())):
         return np.zeros_like(present_N)
-    update_N, start_M = largest_N, np.zeros(tree.sizes[level - 1])
+    update_N, start_M = max_abs_N, np.zeros(tree.sizes[level - 1])
     if start_MP is not None:
         blocks = column_blocks(rows_NP, start_MP)
         update_N = np.max(
             [row_max_abs(rows_NB - tree.to_children(level, start_MB))[0] for rows_NB, start_MB in blocks], axis=0
         )
         (start_M,) = row_max_abs(start_MP)
-    return exceeds_ratio(tree, level, update_N, start_M, present_N, limit)
+    return exceeds_ratio(tree, level, update_N, start_M, present_N, ratio)
 
 
-def zero_unchanged(rows_NB: Tensor, given_NB: Tensor) -> Tensor:
-    """The rows with zeros where they are what was given, also where that is not finite: a mask that
-    nobody touches may hold -inf."""
-    same_NB = (rows_NB == given_NB) | (rows_NB.isnan() & given_NB.isnan())
+def zero_unchanged(rows_NB: Tensor, start_NB: Tensor) -> Tensor:
+    """The rows with zeros where they are as at the start, also where that is not finite: a mask
+    that nobody changes may hold -inf."""
+    same_NB = (rows_NB == start_NB) | (rows_NB.isnan() & start_NB.isnan())
     return rows_NB.masked_fill(same_NB, 0.0)
 
 
-def keep_nonfinite(mean_NB: Tensor, given_NB: Tensor) -> Tensor:
-    """The mean, but what was given where that is not finite and the mean is not, either: 0 times
-    -inf is no number."""
-    return torch.where(mean_NB.isfinite() | given_NB.isfinite(), mean_NB, given_NB)
+def keep_nonfinite(mean_NB: Tensor, start_NB: Tensor) -> Tensor:
+    """The mean, with the start's values where neither is finite: 0 times -inf is not a number."""
+    return torch.where(mean_NB.isfinite() | start_NB.isfinite(), mean_NB, start_NB)
 
 
 def row_max_abs(*matrices: Tensor) -> list[np.ndarray]:
-    """Each row's largest magnitude, matrix by matrix, in one read from the device and without a
-    mask.
+    """The largest magnitude of every row, matrix by matrix, in one read from the device.
 
     It is not finite where a row is not.
     """
-    # most rules hand the mean on as the model: what is asked for twice is looked at once
-    found = {key: _largest(rows) for key, rows in {id(rows): rows for rows in matrices}.items()}
-    numbers = torch.cat(list(found.values())).cpu().double().numpy()
-    ends = np.cumsum([len(each) for each in found.values()])
-    parts = dict(zip(found, np.split(numbers, ends[:-1]), strict=True))
+    # most rules hand the mean on as the model: a matrix that comes twice is read once
+    by_id = {key: _max_abs(rows) for key, rows in {id(rows): rows for rows in matrices}.items()}
+    numbers = torch.cat(list(by_id.values())).cpu().double().numpy()
+    ends = np.cumsum([len(rows) for rows in by_id.values()])
+    parts = dict(zip(by_id, np.split(numbers, ends[:-1]), strict=True))
     return [parts[id(rows)] for rows in matrices]
 
 
-def rows_finite(sizes: Sequence[np.ndarray]) -> np.ndarray:
-    """Which rows are finite in every matrix, from what `largest` found of them."""
-    return np.logical_and.reduce([np.isfinite(each) for each in sizes])
+def rows_finite(max_abs: Sequence[np.ndarray]) -> np.ndarray:
+    """Mask of the rows that are finite in every matrix, given their largest magnitudes."""
+    return np.logical_and.reduce([np.isfinite(sizes_N) for sizes_N in max_abs])
 
 
-def _largest(rows: Tensor) -> Tensor:
+def _max_abs(rows: Tensor) -> Tensor:
     if rows.shape[1] == 0:
         return rows.new_zeros(len(rows))
     if rows.is_cuda:

@@ -1,4 +1,4 @@
-"""What was sent: messages and bytes, up and down, for every node below the root.
+"""Messages and bytes sent in a tree, up and down, for every node below the root.
 
 A message is one transmission between a child and its parent, whatever it carries; its bytes are
 those of the arrays in it (numbers such as a sample count are not counted).
@@ -6,27 +6,27 @@ those of the arrays in it (numbers such as a sample count are not counted).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
 
 from stratafl.base.state_dict import StateDict, load_like
 from stratafl.base.topology import Tree
-from stratafl.federation.events import GradientsExchanged, LevelSynchronized, Observer, RoundBegan
+from stratafl.federation.events import GradientsExchanged, LevelSynchronized, ModelFromAbove, Observer, RoundBegan
 
 
 @dataclass
 class LinkCounts:
-    """Counts per node, one array per level; entry 0, the root's, stays zero."""
+    """Counts per node in one direction, one array per level; entry 0, the root's, stays zero."""
 
     messages: list[np.ndarray]
     bytes: list[np.ndarray]
 
-    def add(self, level: int, who: np.ndarray, size: int | np.ndarray) -> None:
-        self.messages[level] += who
-        self.bytes[level] += who * size
+    def add(self, level: int, mask_N: np.ndarray, size: int | np.ndarray) -> None:
+        """Count one message of this size for every node in the mask."""
+        self.messages[level] += mask_N
+        self.bytes[level] += mask_N * size
 
 
 @dataclass(frozen=True)
@@ -44,41 +44,40 @@ class Total:
 
 
 class Communication:
-    """A running account of everything sent in a tree."""
+    """Counts of all messages sent in a tree."""
 
     def __init__(self, tree: Tree):
         def empty() -> LinkCounts:
-            return LinkCounts(*([np.zeros(n, dtype=np.int64) for n in tree.sizes] for _ in range(2)))
+            return LinkCounts(*([np.zeros(size, dtype=np.int64) for size in tree.sizes] for _ in range(2)))
 
         self.up, self.down = empty(), empty()
 
     def saved(self) -> StateDict:
-        """Itself as plain data."""
+        """The counts as plain data."""
         return {"up": vars(self.up), "down": vars(self.down)}
 
     def restore(self, state: StateDict) -> None:
-        """Go on from a state that fits."""
+        """Go on from counts that `saved` returned."""
         self.up, self.down = LinkCounts(**state["up"]), LinkCounts(**state["down"])
 
     def level(self, level: int) -> Total:
-        """Everything between level m and its parents."""
-        return Total(
-            *(
-                int(counts[level].sum())
-                for counts in (self.up.messages, self.down.messages, self.up.bytes, self.down.bytes)
-            )
-        )
+        """Messages between the nodes of a level and their parents."""
+        return self._total(lambda counts: int(counts[level].sum()))
 
     def client(self, number: int) -> Total:
-        """What one client sent and received."""
+        """Messages that one client sent and received."""
         return self.node(-1, number)
 
     def node(self, level: int, number: int) -> Total:
+        """Messages between one node and its parent."""
+        return self._total(lambda counts: int(counts[level][number]))
+
+    def _total(self, count: Callable[[list[np.ndarray]], int]) -> Total:
         return Total(
-            *(
-                int(counts[level][number])
-                for counts in (self.up.messages, self.down.messages, self.up.bytes, self.down.bytes)
-            )
+            messages_up=count(self.up.messages),
+            messages_down=count(self.down.messages),
+            bytes_up=count(self.up.bytes),
+            bytes_down=count(self.down.bytes),
         )
 
     @property
@@ -93,62 +92,63 @@ class Communication:
 
 
 class CommunicationMeter(Observer):
-    """Keeps the account of a federation by watching it, and with it what each node does not have
-    yet."""
+    """Counts the messages of a federation, and keeps track of what each node does not have yet."""
 
     def __init__(self, tree: Tree):
         self.communication = Communication(tree)
-        self._stale = [np.ones(n, dtype=bool) for n in tree.sizes]
-        """Who has not got its parent's model as it is now."""
-        self._owed = [np.zeros(n, dtype=bool) for n in tree.sizes]
-        """Who has not got the corrections from above as they are now."""
+        self._outdated = [np.ones(size, dtype=bool) for size in tree.sizes]
+        """By level, the nodes without their parent's present model."""
+        self._corrections_due = [np.zeros(size, dtype=bool) for size in tree.sizes]
+        """By level, the nodes without the present corrections from above."""
 
     def saved(self) -> StateDict:
-        return {**self.communication.saved(), "stale": self._stale, "owed": self._owed}
+        """The meter's state as plain data."""
+        due = {"outdated": self._outdated, "corrections_due": self._corrections_due}
+        return {**self.communication.saved(), **due}
 
     def fitted(self, state: StateDict) -> StateDict:
-        """A copy of a state of the same tree's; one that does not fit is refused."""
+        """Copy a state that `saved` made for the same tree; raise for any other."""
         return load_like(self.saved(), state, "traffic")
 
-    def restore(self, fits: StateDict) -> None:
-        """Go on from what `fitted` gave."""
-        self._stale, self._owed = fits["stale"], fits["owed"]
-        self.communication.restore({name: fits[name] for name in ("up", "down")})
+    def restore(self, fitted: StateDict) -> None:
+        """Go on from a state that `fitted` returned."""
+        self._outdated, self._corrections_due = fitted["outdated"], fitted["corrections_due"]
+        self.communication.restore({name: fitted[name] for name in ("up", "down")})
 
-    def began(self, beginning: RoundBegan) -> None:
-        """Count the models that those who take part get, where they do not have them yet, with the
+    def on_round_begin(self, event: RoundBegan) -> None:
+        """Count the models that participants get where they do not have them yet, with the
         corrections from above."""
-        level, parcel_bytes = beginning.level, beginning.parcel_bytes
-        asking = beginning.active_N & self._stale[level]
-        self._stale[level] &= ~asking
-        if beginning.restarting:
-            self.communication.down.add(level, asking, parcel_bytes)
+        level, down = event.level, self.communication.down
+        receiving_N = event.active_N & self._outdated[level]
+        self._outdated[level] &= ~receiving_N
+        if event.restarts_from_gradients:
+            down.add(level, receiving_N, event.broadcast_bytes)
         else:
-            extra = self._owed[level] * beginning.model_bytes
-            self.communication.down.add(level, asking, parcel_bytes + extra)
-            self._owed[level] &= ~asking
+            correction_bytes_N = self._corrections_due[level] * event.model_bytes
+            down.add(level, receiving_N, event.broadcast_bytes + correction_bytes_N)
+            self._corrections_due[level] &= ~receiving_N
 
-    def restarted(self, restart: GradientsExchanged) -> None:
-        """Gradients went up, and their means came down with the corrections that follow from
-        them."""
-        for level, there_N in restart.sent.items():
-            self.communication.up.add(level, there_N, restart.model_bytes)
-        for level in range(max(restart.top, 1), len(self._owed)):
-            active_N = restart.active[level]
-            self._owed[level] |= level > restart.fresh[0]
-            vectors = int(level in restart.fresh) + self._owed[level]
-            self.communication.down.add(level, active_N & (vectors > 0), vectors * restart.model_bytes)
-            self._owed[level] &= ~active_N
+    def on_gradient_restart(self, event: GradientsExchanged) -> None:
+        """Count the gradients that went up, and their means that came down with the corrections
+        that follow from them."""
+        for level, sent_N in event.sent.items():
+            self.communication.up.add(level, sent_N, event.model_bytes)
+        for level in range(max(event.top_level, 1), len(self._corrections_due)):
+            active_N, due_N = event.active[level], self._corrections_due[level]
+            due_N |= level > event.restarted_levels[0]
+            vectors_N = int(level in event.restarted_levels) + due_N
+            self.communication.down.add(level, active_N & (vectors_N > 0), vectors_N * event.model_bytes)
+            due_N &= ~active_N
 
-    def met(self, meeting: LevelSynchronized) -> None:
-        level, present_N = meeting.level, meeting.outcome.present_N
-        self.communication.up.add(level, meeting.came_N, meeting.sent_bytes)
-        self._stale[level] = np.ones_like(self._stale[level])
-        if meeting.is_answered:
-            self._stale[level] = ~present_N
-            self.communication.down.add(level, present_N, meeting.parcel_bytes)
+    def on_sync(self, event: LevelSynchronized) -> None:
+        level, counts = event.level, event.counts
+        self.communication.up.add(level, counts.reported_N, counts.upload_bytes)
+        self._outdated[level] = np.ones_like(self._outdated[level])
+        if counts.is_answered:
+            self._outdated[level] = ~counts.accepted_N
+            self.communication.down.add(level, counts.accepted_N, counts.broadcast_bytes)
 
-    def relayed(self, top: int, corrections: Sequence[Tensor | None]) -> None:
-        for level in range(top + 1, len(self._owed)):
-            self._stale[level][:] = True
-            self._owed[level] |= any(correction is not None for correction in corrections[top:level])
+    def on_model_from_above(self, event: ModelFromAbove) -> None:
+        for level in range(event.top_level + 1, len(self._corrections_due)):
+            self._outdated[level][:] = True
+            self._corrections_due[level] |= any(event.has_correction[event.top_level : level])

@@ -1,24 +1,21 @@
-"""What pulls a tree apart: the quantities of the paper's convergence analysis, measured at every
-meeting.
+"""Drift measures: the quantities of the paper's convergence analysis at every synchronisation.
 
 Per edge level m and global round (docs/diagnostics.md has the formulas):
 
-    drift        how far the children are from their mean, just before their parent replaces their
-                 models
-                 (the leaves': client model drift, Q_t; the groups': group model drift, D_t)
-    correction   how long the corrections are that they used until then (z, y)
-    progress     how far a model moved (Theta): a leaf's by training, an aggregator's by a meeting
-                 of its children
-    bias, cosine how far, and in what angle, a correction is from the ideal one (Z, Y); where
-                 asked for only
+    drift        distance of the children's models from their mean, before their parent replaces
+                 them (the clients': client model drift Q_t; the groups': group model drift D_t)
+    correction   norm of the corrections that they used until then (z, y)
+    progress     displacement of a model (Theta): a client's by training, an aggregator's by a
+                 synchronisation of its children
+    bias, cosine distance and angle of a correction from the ideal one (Z, Y), where asked for
 
 All are root mean squares: over the nodes of the level that took part, each with its weight in the
-tree, and over the meetings of the round. Looking changes nothing, and numbers stay on the device
-until the round ends.
+tree, and over the synchronisations of the round. Measuring changes nothing, and numbers stay on the
+device until the round ends.
 
 Where the tree lies in several parts, each part has one `Drift`, whose means are of the nodes it
-answers for. What each `take`s, at the end of a round or where it is interrupted, is put together by
-`joined`, and made a record of by `levels`.
+owns. The samples that each part pops, at the end of a round or where it is interrupted, are summed
+by `sum_over_ranks`, and become a record in `drift_by_level`.
 
 Shape suffixes: N nodes of a level, M nodes of the level above, P parameters.
 """
@@ -41,76 +38,79 @@ from stratafl.federation.events import LevelSynchronized, Observer
 
 Diagnose = Literal["none", "drift", "ideal"]
 Levels = dict[str, dict[str, float]]
-"""A level's number, as a text since JSON knows no other keys, to its quantities by name."""
+"""Quantities by the number of their level, as text since JSON has no other keys, and name."""
 Gradients = Callable[[int, Tensor], Tensor]
-"""A level and a model for each of its nodes to each leaf's gradient, over its own data, at its
-ancestor's model."""
+"""(level, a model for each of its nodes) -> each client's gradient over its own data, at the model
+of its ancestor."""
 
 DriftSamples = list[tuple[int, str, list[float], list[float]]]
-"""Level, name, and for each meeting a mean and the weight of the nodes it is of."""
+"""Level, name, and for each synchronisation a mean and the weight of its nodes."""
 DriftSums = list[tuple[int, str, list[float], list[float]]]
-"""Level, name, and for each meeting a sum over the whole tree and the weight of the nodes in it."""
+"""Level, name, and for each synchronisation a sum over the tree and the weight of its nodes."""
 
 
 START_TO_MEAN = "from start to mean"
-"""How far the mean of the children moved: with the drift about it, how far they moved
-themselves."""
+"""Squared displacement of the children's mean: with the drift about it, their own."""
 
 
 class NodeWeights(NamedTuple):
-    """Weights of the nodes of a level in a mean: they add up to one, or are all zero."""
+    """Weights of the nodes of a level in a mean, which add up to one or are all zero."""
 
-    each_N: Tensor
+    weight_N: Tensor
     total: float
-    """What they added up to before."""
+    """Their sum before normalisation."""
 
     @staticmethod
-    def of(weights_N: np.ndarray, counted_N: np.ndarray, like: Tensor) -> NodeWeights:
-        weights_N = weights_N * counted_N
+    def normalise(weights_N: np.ndarray, owned_N: np.ndarray, like: Tensor) -> NodeWeights:
+        weights_N = weights_N * owned_N
         total = float(weights_N.sum())
         return NodeWeights(to_device(weights_N / (total or 1.0), like.device, like.dtype), total)
 
 
 class Drift(Observer):
-    """Collects what the meetings of one round show."""
+    """Measures the drift at every synchronisation of a round."""
 
     def __init__(self, tree: Tree, gradients: Gradients | None = None):
-        """gradients: where given, corrections are compared with the ideal ones."""
+        """gradients: for ideal corrections, with which those in use are compared where given."""
         self.tree, self.gradients = tree, gradients
         self._node_weights = _node_weights(tree)
         self._means: dict[tuple[int, str], list[Tensor]] = defaultdict(list)
         self._totals: dict[tuple[int, str], list[float | Tensor]] = defaultdict(list)
-        self._everybody: dict[tuple[int, torch.device], tuple[NodeWeights, NodeWeights]] = {}
+        self._full_weights: dict[tuple[int, torch.device], tuple[NodeWeights, NodeWeights]] = {}
 
-    def met(self, meeting: LevelSynchronized) -> None:
-        level, x_NP, start_MP, correction_NP = meeting[:4]
-        outcome = meeting.outcome
-        mean_MP, merged_MP = outcome.mean_MP, outcome.merged_MP
-        share_M = outcome.share_M * outcome.sane_M
-        children, parents = self._meeting_weights(level, outcome.present_N, share_M, x_NP)
-        self._note(level, "drift", self._apart(level, x_NP, mean_MP), children)
-        moved_M = _squares(merged_MP - start_MP)
-        self._note(level - 1, "progress", moved_M, parents)
-        if correction_NP is not None:
-            self._note(level, "correction", _squares(correction_NP), children)
+    def on_sync(self, event: LevelSynchronized) -> None:
+        level, models = event.level, event.models
+        if models is None:
+            return
+        model_NP, start_MP, result = models.model_NP, models.start_MP, models.result
+        mean_MP, merged_MP = result.mean_MP, result.merged_MP
+        weight_M = result.weight_M * result.updated_M
+        children, parents = self._sync_weights(level, result.accepted_N, weight_M, model_NP)
+        self._add(level, "drift", self._squared_distances(level, model_NP, mean_MP), children)
+        moved_M = _squared_norms(merged_MP - start_MP)
+        self._add(level - 1, "progress", moved_M, parents)
+        if models.correction_NP is not None:
+            self._add(level, "correction", _squared_norms(models.correction_NP), children)
         if level < self.tree.depth:
             return
-        if meeting.is_mean:
-            start_to_mean_M = moved_M if merged_MP is mean_MP else _squares(mean_MP - start_MP)
-            self._note(level, START_TO_MEAN, start_to_mean_M, parents)
+        if models.takes_mean:
+            start_to_mean_M = moved_M if merged_MP is mean_MP else _squared_norms(mean_MP - start_MP)
+            self._add(level, START_TO_MEAN, start_to_mean_M, parents)
         else:
-            self._note(level, "progress", self._apart(level, x_NP, start_MP), children)
+            self._add(level, "progress", self._squared_distances(level, model_NP, start_MP), children)
 
-    def compare(self, corrections: Sequence[Tensor | None], held_MP: Tensor) -> None:
-        """Hold the corrections in force, indexed by edge level, against the ideal ones.
+    def compare(self, corrections: Sequence[Tensor | None], model_MP: Tensor) -> None:
+        """Compare the corrections in use, indexed by edge level, with the ideal ones.
 
-        held_MP: the models of the leaves' parents. A node's ideal correction is its parent's
-        gradient minus its own, both at the mean of the models below the parent.
+        A node's ideal correction is its parent's gradient minus its own, both at the mean of the
+        models below the parent.
+
+        model_MP: the models of the clients' parents.
         """
         tree = self.tree
         if self.gradients is None:
             return
-        point_MP = held_MP
+        point_MP = model_MP
         for level in range(tree.depth, 0, -1):
             if level < tree.depth:
                 point_MP = tree.mean(level, point_MP)
@@ -122,126 +122,126 @@ class Drift(Observer):
                 g_NP = tree.mean(lower, g_NP)
             ideal_NP = tree.to_children(level, tree.mean(level, g_NP)) - g_NP
             everybody = np.ones(tree.sizes[level], dtype=bool)
-            weights = self._weights(level, everybody, np.ones(tree.sizes[level - 1]), held_MP)
-            self._note(level, "bias", _squares(correction_NP - ideal_NP), weights)
-            length_N = (_squares(correction_NP) * _squares(ideal_NP)).sqrt()
+            weights = self._weights(level, everybody, np.ones(tree.sizes[level - 1]), model_MP)
+            self._add(level, "bias", _squared_norms(correction_NP - ideal_NP), weights)
+            length_N = (_squared_norms(correction_NP) * _squared_norms(ideal_NP)).sqrt()
             defined_N = length_N > 0
             cosine_N = (correction_NP * ideal_NP).sum(dim=1) / length_N.where(defined_N, length_N.new_ones(()))
-            # where a correction is zero there is no angle to speak of
-            share_N = weights.each_N * defined_N
+            # a correction of zero has no angle
+            share_N = weights.weight_N * defined_N
             defined = share_N.sum()
             self._means[level, "cosine"].append(_mean(cosine_N, share_N) / defined.where(defined > 0, 1.0))
             self._totals[level, "cosine"].append(defined * weights.total)
 
-    def take(self) -> DriftSamples:
-        """What the meetings of a round showed, in one read from the device; a new round starts."""
-        numbers = [each for name in self._means for each in (*self._means[name], *self._totals[name])]
-        on_device = [each for each in numbers if isinstance(each, Tensor)]
+    def pop_round(self) -> DriftSamples:
+        """The samples of a round, in one read from the device; the next round starts empty."""
+        numbers = [number for name in self._means for number in (*self._means[name], *self._totals[name])]
+        on_device = [number for number in numbers if isinstance(number, Tensor)]
         read = iter(torch.stack(on_device).tolist() if on_device else ())
-        values = iter([next(read) if isinstance(each, Tensor) else each for each in numbers])
-        taken: DriftSamples = []
+        values = iter([next(read) if isinstance(number, Tensor) else number for number in numbers])
+        samples: DriftSamples = []
         for (level, name), means in self._means.items():
-            taken.append((level, name, [next(values) for _ in means], [next(values) for _ in means]))
+            samples.append((level, name, [next(values) for _ in means], [next(values) for _ in means]))
         self._means.clear()
         self._totals.clear()
-        return taken
+        return samples
 
     # -- weights and distances ---------------------------------------------------------------------
 
-    def _note(self, level: int, name: str, values_N: Tensor, weights: NodeWeights) -> None:
-        self._means[level, name].append(_mean(values_N, weights.each_N))
+    def _add(self, level: int, name: str, values_N: Tensor, weights: NodeWeights) -> None:
+        self._means[level, name].append(_mean(values_N, weights.weight_N))
         self._totals[level, name].append(weights.total)
 
     def _weights(self, level: int, present_N: np.ndarray, share_M: np.ndarray, like: Tensor) -> NodeWeights:
-        """Weights of the nodes that are present: as their parents weigh them, times the parents'
-        own weight in the tree."""
+        """Weights of the nodes that are present: their weight among siblings times the parents'
+        weight in the tree."""
         tree = self.tree
         per_child_M = self._node_weights[level - 1] * (share_M > 0) / np.where(share_M > 0, share_M, 1.0)
-        return NodeWeights.of(
+        return NodeWeights.normalise(
             tree.weights[level] * present_N * per_child_M[tree.parents[level]], tree.owned(level), like
         )
 
-    def _meeting_weights(
+    def _sync_weights(
         self, level: int, present_N: np.ndarray, share_M: np.ndarray, like: Tensor
     ) -> tuple[NodeWeights, NodeWeights]:
         """Weights of the children and of the parents; where all are present they are kept for the
-        next meeting."""
+        next synchronisation."""
         key = level, like.device
-        # of a parent that lies in several parts, children elsewhere may be absent
+        # a parent that lies in several parts may have absent children elsewhere
         everybody = bool(present_N.all()) and bool((share_M > ALL).all())
-        if not everybody or key not in self._everybody:
+        if not everybody or key not in self._full_weights:
             children = self._weights(level, present_N, share_M, like)
-            parents = NodeWeights.of(self._node_weights[level - 1] * (share_M > 0), self.tree.owned(level - 1), like)
+            parents = NodeWeights.normalise(
+                self._node_weights[level - 1] * (share_M > 0), self.tree.owned(level - 1), like
+            )
             if not everybody:
                 return children, parents
-            self._everybody[key] = children, parents
-        return self._everybody[key]
+            self._full_weights[key] = children, parents
+        return self._full_weights[key]
 
-    def _apart(self, level: int, x_NP: Tensor, of_MP: Tensor) -> Tensor:
-        """Each node's squared distance from its parent's row."""
+    def _squared_distances(self, level: int, x_NP: Tensor, of_MP: Tensor) -> Tensor:
+        """Squared distance of each node from its parent's row."""
         children = self.tree.children(level - 1)
         squares = []
         for x_NB, of_MB in column_blocks(x_NP, of_MP):
             if (children == children[0]).all():
                 # siblings are neighbours, so equal families need no copy of their parents' rows
                 difference = x_NB.unflatten(0, (len(children), -1)) - of_MB[:, None]
-                squares.append(_squares(difference).flatten())
+                squares.append(_squared_norms(difference).flatten())
             else:
-                squares.append(_squares(x_NB - self.tree.to_children(level, of_MB)))
+                squares.append(_squared_norms(x_NB - self.tree.to_children(level, of_MB)))
         return torch.stack(squares).sum(dim=0) if len(squares) > 1 else squares[0]
 
 
-def _squares(rows: Tensor) -> Tensor:
-    """Squared norms."""
+def _squared_norms(rows: Tensor) -> Tensor:
+    """Squared norm of every row."""
     return torch.linalg.vector_norm(rows, dim=-1).square()
 
 
 def _mean(values_N: Tensor, weights_N: Tensor) -> Tensor:
-    """The weighted mean; values of no weight may be anything, also NaN."""
+    """Weighted mean; values of zero weight may be anything, also NaN."""
     return torch.dot(weights_N, values_N.where(weights_N > 0, 0.0))
 
 
 def sum_over_ranks(parts: Sequence[DriftSamples]) -> DriftSums:
-    """What some meetings showed, from what each part of the tree took."""
+    """Sums over the whole tree, from the samples of all its parts."""
     sums: DriftSums = []
-    for each in zip(*parts, strict=True):
-        level, name = each[0][:2]
-        means = np.array([means for _, _, means, _ in each])
-        totals = np.array([totals for _, _, _, totals in each])
-        # a part without weight may have seen anything, also NaN
+    for samples in zip(*parts, strict=True):
+        level, name = samples[0][:2]
+        means = np.array([means for _, _, means, _ in samples])
+        totals = np.array([totals for _, _, _, totals in samples])
+        # the mean of a part without weight may be anything, also NaN
         added = np.where(totals > 0, means * totals, 0.0).sum(axis=0)
         sums.append((level, name, added.tolist(), totals.sum(axis=0).tolist()))
     return sums
 
 
 def append_syncs(first: DriftSums, second: DriftSums) -> DriftSums:
-    """What the first meetings and those after them showed."""
-    found = {(level, name): (sums, weights) for level, name, sums, weights in first}
-    for level, name, more, weights in second:
-        before = found.get((level, name), ([], []))
-        found[level, name] = [*before[0], *more], [*before[1], *weights]
-    return [(level, name, *numbers) for (level, name), numbers in found.items()]
+    """The sums of the first synchronisations, followed by those of later ones."""
+    by_key = {(level, name): (sums, weights) for level, name, sums, weights in first}
+    for level, name, sums, weights in second:
+        before = by_key.get((level, name), ([], []))
+        by_key[level, name] = [*before[0], *sums], [*before[1], *weights]
+    return [(level, name, *numbers) for (level, name), numbers in by_key.items()]
 
 
 def drift_by_level(depth: int, samples: DriftSums) -> Levels:
-    """What a round showed.
-
-    What has no finite value is left out, since JSON could not say it.
-    """
-    found: dict[int, dict[str, float]] = {level: {} for level in range(depth + 1)}
+    """The drift measures of a round; those without a finite value are left out, since JSON has
+    none."""
+    squares: dict[int, dict[str, float]] = {level: {} for level in range(depth + 1)}
     for level, name, *numbers in samples:
-        sums, weights = (np.array(each) for each in numbers)
+        sums, weights = (np.array(values) for values in numbers)
         if name == "cosine":
-            # a meeting counts for as much as there were corrections to speak of
+            # every correction that is not zero counts alike, in whichever synchronisation
             sums, weights = sums.sum(keepdims=True), weights.sum(keepdims=True)
         if (weights > 0).any():
-            found[level][name] = float((sums[weights > 0] / weights[weights > 0]).mean())
-    return {str(level): _root_mean_squares(squares) for level, squares in found.items()}
+            squares[level][name] = float((sums[weights > 0] / weights[weights > 0]).mean())
+    return {str(level): _root_mean_squares(at_level) for level, at_level in squares.items()}
 
 
-def _root_mean_squares(found: dict[str, float]) -> dict[str, float]:
-    """Roots of mean squares; a cosine is what it is."""
-    squares = dict(found)
+def _root_mean_squares(mean_squares: dict[str, float]) -> dict[str, float]:
+    """Roots of mean squares; a cosine stays as it is."""
+    squares = dict(mean_squares)
     if START_TO_MEAN in squares:
         # the mean square about any point is that about the mean plus the mean's own (paper, first
         # lemma of F.1)
@@ -251,7 +251,7 @@ def _root_mean_squares(found: dict[str, float]) -> dict[str, float]:
 
 
 def _node_weights(tree: Tree) -> list[np.ndarray]:
-    """Each node's weight in the whole tree, per level: the product of the sibling weights on its
+    """Each node's weight in the whole tree, by level: the product of the sibling weights on its
     path."""
     weights = [np.ones(1)]
     for level in range(1, tree.depth + 1):

@@ -1,4 +1,4 @@
-"""How good a model is, and how long it took to get there."""
+"""Evaluation of a model: sums over samples that can be added, then metrics."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from stratafl.metrics.objective import Goal
 Predict = Callable[[Tensor], Any]
 
 CHUNK = 2048
-"""Samples that a model is given at once."""
+"""Samples of one forward pass."""
 WHOLE = 1 << 30
-"""Bytes of outputs kept so that a user's loss sees all samples at once. What it divides by is its
-own affair (weights of classes, labels it ignores), and a mean over parts may be another number;
-beyond this it is what there is."""
+"""Bytes of outputs kept so that a user's loss is computed of all samples at once. It may divide by
+anything (weights of classes, labels that are not ignored), so that a mean over parts may be another
+number; beyond this size the mean over parts is used."""
 
 
 class EvaluationSums(NamedTuple):
-    """What a model did on some samples, in sums, so that several parts add up."""
+    """Sums over some samples, which can be added to those of others."""
 
     loss: float
-    weight: float
-    """What the loss is a mean over."""
-    right: float
-    """How many classes were right; not a number where scores are not."""
-    seen: int
-    """Classes that were asked for; 0 where there are none to ask for."""
+    loss_weight: float
+    """Weight of the samples in the mean loss."""
+    correct: float
+    """Number of correct classes; NaN where scores are not finite."""
+    labelled: int
+    """Number of samples with a class label; 0 where targets are no classes."""
     sums: Mapping[str, list[float]] = {}
-    """The sums of each further metric that adds up."""
+    """Sums of each further metric that is additive."""
     values: Mapping[str, float] = {}
-    """The other further metrics, where all samples were seen."""
+    """Values of the other further metrics, where all samples were evaluated."""
 
 
 @torch.no_grad()
@@ -59,23 +59,24 @@ def evaluate(
     chunk: int = CHUNK,
     metrics: Sequence[Metric] = (),
 ) -> EvaluationSums:
-    """What a model did on these samples; it is given copies, so that it cannot change them."""
-    right, seen = 0.0, 0
+    """Evaluate a model on these samples; it gets copies, so that it cannot change them."""
+    correct, labelled = 0.0, 0
     losses: list[tuple[float, float]] = []
     kept: list[Part] = []
     further = _ExtraMetrics(metrics, ignore_index(loss))
-    room = 0 if is_additive(loss) else WHOLE
+    free_bytes = 0 if is_additive(loss) else WHOLE
     for x, y in zip(inputs.split(chunk), targets.split(chunk), strict=True):
         if len(x) == 0:
             continue
         outputs = predict(x.clone())
-        found = find_scores(outputs)
-        if found is not None and has_classes(found, y):
-            counted = (y >= 0) & (y != ignore_index(loss))
-            right += int(((found.argmax(dim=1) == y) & counted).sum()) if _are_scores(found) else math.nan
-            seen += int(counted.sum())
-        further.add(outputs if found is None else found, y)
-        if (room := room - output_bytes(outputs)) >= 0:
+        scores = find_scores(outputs)
+        if scores is not None and has_classes(scores, y):
+            is_counted = (y >= 0) & (y != ignore_index(loss))
+            is_correct = (scores.argmax(dim=1) == y) & is_counted
+            correct += int(is_correct.sum()) if _are_scores(scores) else math.nan
+            labelled += int(is_counted.sum())
+        further.add(outputs if scores is None else scores, y)
+        if (free_bytes := free_bytes - output_bytes(outputs)) >= 0:
             kept.append((outputs, y))
             continue
         weight = float((y != IGNORED).sum()) if is_additive(loss) else len(x)
@@ -83,96 +84,104 @@ def evaluate(
             losses.append((float(loss(outputs, y.clone())) * weight, weight))
     losses += _losses(loss, kept)
     total, weight = (sum(numbers) for numbers in zip(*losses, strict=True)) if losses else (0, 0)
-    return EvaluationSums(total, weight, right, seen, further.sums, further.values())
+    return EvaluationSums(
+        loss=total,
+        loss_weight=weight,
+        correct=correct,
+        labelled=labelled,
+        sums=further.sums,
+        values=further.values(),
+    )
 
 
 def _losses(loss: Loss, kept: Sequence[Part]) -> list[tuple[float, float]]:
-    """A user's loss of all samples at once; where outputs cannot be put together, of each part."""
+    """A user's loss of all samples at once; where outputs cannot be concatenated, of each part."""
     if not kept:
         return []
     outputs, targets = zip(*kept, strict=True)
-    lengths = [len(each) for each in targets]
+    lengths = [len(part) for part in targets]
     try:
         parts = [(concatenate_outputs(outputs, lengths), torch.cat(targets))]
     except NotConcatenable:
-        parts = [(each, y.clone()) for each, y in kept]
-    return [(float(loss(each, y)) * len(y), len(y)) for each, y in parts]
+        parts = [(part, y.clone()) for part, y in kept]
+    return [(float(loss(part, y)) * len(y), len(y)) for part, y in parts]
 
 
 class _ExtraMetrics:
-    """What is measured besides the loss and the accuracy, part after part."""
+    """Metrics besides the loss and the accuracy, updated part by part."""
 
     def __init__(self, metrics: Sequence[Metric], ignored: int):
         self._ignored = ignored
-        self._adding = [metric for metric in metrics if metric.adds_up]
-        self._others = [metric for metric in metrics if not metric.adds_up]
+        self._additive = [metric for metric in metrics if metric.is_additive]
+        self._others = [metric for metric in metrics if not metric.is_additive]
         self._parts: list[Part] = []
         self._finite = True
         self.sums: dict[str, list[float]] = {}
 
     def add(self, outputs: Any, targets: Tensor) -> None:
-        if not (self._adding or self._others):
+        if not (self._additive or self._others):
             return
         finite = _are_numbers(outputs, targets)
         self._finite = self._finite and finite
-        for metric in self._adding:
-            assert metric.sums is not None
+        for metric in self._additive:
+            assert metric.partial is not None
             with convert_errors(f"metrics.{metric.name}", metric.name):
-                more = metric.sums(outputs, targets, self._ignored) if finite else [math.nan]
-            self.sums[metric.name] = _added(self.sums.get(metric.name), more)
+                partial = metric.partial(outputs, targets, self._ignored) if finite else [math.nan]
+            self.sums[metric.name] = _added(self.sums.get(metric.name), partial)
         if self._others:
             self._parts.append((outputs, targets))
 
     def values(self) -> dict[str, float]:
         if not self._parts:
             return {}
-        return {each.name: each.of_parts(self._parts) if self._finite else math.nan for each in self._others}
+        return {metric.name: metric.compute(self._parts) if self._finite else math.nan for metric in self._others}
 
 
 def _added(before: list[float] | None, more: list[float]) -> list[float]:
-    """Sums of two parts; of one that is not a number, nothing else is left."""
+    """Sums of two parts; NaN where either is NaN."""
     if before is None or math.isnan(more[0]):
         return more
     return before if math.isnan(before[0]) else [one + other for one, other in zip(before, more, strict=True)]
 
 
 def _are_scores(outputs: Tensor) -> bool:
-    """A class may be ruled out by a score of minus infinity, but not all of them."""
+    """Whether outputs are valid scores: minus infinity excludes a class, but not all of them."""
     largest = outputs.amax(dim=1)
     return bool(largest.isfinite().all() & ~outputs.isnan().any())
 
 
 def _are_numbers(outputs: object, targets: Tensor) -> bool:
     if not isinstance(outputs, Tensor):
-        return True  # whoever asked for them knows what they are
+        return True  # only the user's own metrics know these
     return _are_scores(outputs) if has_classes(outputs, targets) else bool(outputs.isfinite().all())
 
 
 def finalize_metrics(parts: Sequence[EvaluationSums], further: Sequence[Metric] = ()) -> dict[str, float]:
-    """Mean loss, the accuracy where the targets are classes and the outputs their scores, and the
-    further metrics; with a loss that is not finite there is nothing else."""
-    losses, weight, right, seen = (sum(numbers) for numbers in zip(*(part[:4] for part in parts), strict=True))
+    """Mean loss, accuracy where targets are classes and outputs their scores, and further metrics;
+    all NaN where the loss is not finite."""
+    losses, weight = sum(part.loss for part in parts), sum(part.loss_weight for part in parts)
+    labelled = sum(part.labelled for part in parts)
     result = {LOSS: losses / weight if weight else math.nan}
-    if seen:
-        result[ACCURACY] = right / seen
+    if labelled:
+        result[ACCURACY] = sum(part.correct for part in parts) / labelled
     for metric in further:
         result[metric.name] = _value(metric, parts)
     return result if math.isfinite(losses) else {LOSS: result.pop(LOSS), **dict.fromkeys(result, math.nan)}
 
 
 def _value(metric: Metric, parts: Sequence[EvaluationSums]) -> float:
-    if metric.value is None:
+    if metric.combine is None:
         value = next((part.values[metric.name] for part in parts if metric.name in part.values), math.nan)
     else:
         total: list[float] | None = None
         for part in parts:
             if metric.name in part.sums:
                 total = _added(total, part.sums[metric.name])
-        value = math.nan if total is None or math.isnan(total[0]) else metric.value(total)
+        value = math.nan if total is None or math.isnan(total[0]) else metric.combine(total)
     return value if math.isfinite(value) else math.nan
 
 
 def rounds_to(target: float, rounds: Iterable[int], values: Iterable[float]) -> int | None:
-    """The first round whose accuracy, or whatever is better the higher it is, is at least the
-    target; None if there is none."""
-    return Goal(ACCURACY, target, ">=").first(rounds, values)
+    """The first round whose value reaches the target, or None; for metrics that are better the
+    higher they are."""
+    return Goal(ACCURACY, target, ">=").first_round(rounds, values)

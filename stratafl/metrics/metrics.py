@@ -16,19 +16,19 @@ from stratafl.base.validation import check_choice, check_integer
 from stratafl.core.losses import NotConcatenable, concatenate_outputs, load_user_object, match_shapes
 
 
-class Sums(NamedTuple):
-    """A metric that adds up."""
+class AdditiveMetric(NamedTuple):
+    """A metric computed from sums over samples."""
 
-    sums: Callable[[Tensor, Tensor, int], list[float]]
-    value: Callable[[Sequence[float]], float]
+    partial: Callable[[Tensor, Tensor, int], list[float]]
+    combine: Callable[[Sequence[float]], float]
 
 
 class BuiltinMetric(NamedTuple):
-    """How a metric is made of its parameters, and which way it is better."""
+    """Constructor of a metric with the names of its parameters, and its direction."""
 
-    parts: Callable[..., Sums | Callable[[Tensor, Tensor], float]]
-    higher: bool
-    takes: tuple[str, ...] = ()
+    make: Callable[..., AdditiveMetric | Callable[[Tensor, Tensor], float]]
+    higher_is_better: bool
+    parameters: tuple[str, ...] = ()
 
 
 def is_classification(outputs: object, targets: Tensor) -> bool:
@@ -41,12 +41,12 @@ def is_classification(outputs: object, targets: Tensor) -> bool:
 
 
 def has_classes(scores: Tensor, targets: Tensor) -> bool:
-    """Whether there are at least two classes to tell apart."""
+    """Whether the outputs are scores of at least two classes."""
     return is_classification(scores, targets) and scores.shape[1] > 1
 
 
-def _asked(scores: Tensor, targets: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
-    """The scores per class (N, K) and the classes (N) that are asked for."""
+def _scored_classes(scores: Tensor, targets: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
+    """Scores per class (N, K) and true classes (N) of the samples whose label is not ignored."""
     if has_classes(scores, targets):
         counted = (targets >= 0) & (targets != ignored)
         class_N = targets[counted].long()
@@ -54,7 +54,7 @@ def _asked(scores: Tensor, targets: Tensor, ignored: int) -> tuple[Tensor, Tenso
             raise ValueError(f"there is a label {int(class_N.max())}, and scores of {scores.shape[1]} classes")
         return scores.movedim(1, -1)[counted], class_N
     if scores.numel() == targets.numel() == len(targets):
-        # one score for yes or no: above zero it is yes
+        # a single score of a binary label: positive above zero
         if not bool(((targets >= 0) & (targets <= 1)).all()):
             raise ValueError("there is one score, which is for yes or no, and targets that are not from 0 to 1")
         yes_N1 = scores.reshape(-1, 1)
@@ -63,97 +63,98 @@ def _asked(scores: Tensor, targets: Tensor, ignored: int) -> tuple[Tensor, Tenso
     raise ValueError(f"needs classes and a score for each, or one score and yes or no, not {shapes}")
 
 
-def _accuracy() -> Sums:
+def _accuracy() -> AdditiveMetric:
     return _topk(1)
 
 
-def _topk(k: int = 5) -> Sums:
-    """Whether the class is among the k with the highest scores."""
+def _topk(k: int = 5) -> AdditiveMetric:
+    """Share of samples whose class is among the k with the highest scores."""
     k = check_integer("k", k, at_least=1)
 
     def sums(scores: Tensor, targets: Tensor, ignored: int) -> list[float]:
-        scores_NK, class_N = _asked(scores, targets, ignored)
+        scores_NK, class_N = _scored_classes(scores, targets, ignored)
         if k > scores_NK.shape[1]:
             raise ValueError(f"there are {scores_NK.shape[1]} classes, so no top {k}")
         best = scores_NK.argmax(dim=1, keepdim=True) if k == 1 else scores_NK.topk(k, dim=1).indices
         return [float((best == class_N[:, None]).sum()), float(len(class_N))]
 
-    return Sums(sums, _mean)
+    return AdditiveMetric(sums, _mean)
 
 
 def _confusion(scores: Tensor, targets: Tensor, ignored: int) -> list[float]:
-    """How often each class was right, how often it was said, and how often it was there."""
-    scores_NK, class_N = _asked(scores, targets, ignored)
-    said_N, classes = scores_NK.argmax(dim=1), scores_NK.shape[1]
-    three = (class_N[said_N == class_N], said_N, class_N)
-    return [float(count) for each in three for count in each.bincount(minlength=classes).tolist()]
+    """For each class, the number of true positives, of predictions and of samples."""
+    scores_NK, class_N = _scored_classes(scores, targets, ignored)
+    predicted_N, classes = scores_NK.argmax(dim=1), scores_NK.shape[1]
+    counted = (class_N[predicted_N == class_N], predicted_N, class_N)
+    return [float(count) for class_M in counted for count in class_M.bincount(minlength=classes).tolist()]
 
 
-def _macro(score: Callable[[float, float, float], float | None]) -> Sums:
-    """The mean over the classes that were there or were said."""
+def _macro(score: Callable[[float, float, float], float | None]) -> AdditiveMetric:
+    """Mean of a score over the classes that have one (macro average)."""
 
     def value(counts: Sequence[float]) -> float:
         classes = len(counts) // 3
-        each = [score(*counts[number::classes]) for number in range(classes)]
-        known = [one for one in each if one is not None]
-        return math.fsum(known) / len(known) if known else math.nan
+        by_class = [score(*counts[number::classes]) for number in range(classes)]
+        defined = [value for value in by_class if value is not None]
+        return math.fsum(defined) / len(defined) if defined else math.nan
 
-    return Sums(_confusion, value)
-
-
-def _f1() -> Sums:
-    return _macro(lambda right, said, there: 2 * right / (said + there) if said + there else None)
+    return AdditiveMetric(_confusion, value)
 
 
-def _balanced_accuracy() -> Sums:
-    return _macro(lambda right, said, there: right / there if there else None)
+def _f1() -> AdditiveMetric:
+    return _macro(
+        lambda correct, predicted, samples: 2 * correct / (predicted + samples) if predicted + samples else None
+    )
 
 
-def _perplexity() -> Sums:
-    """The exponential of the mean negative logarithm of the probability of the class that is
-    there."""
+def _balanced_accuracy() -> AdditiveMetric:
+    return _macro(lambda correct, predicted, samples: correct / samples if samples else None)
+
+
+def _perplexity() -> AdditiveMetric:
+    """Exponential of the mean negative log-likelihood of the true classes."""
 
     def sums(scores: Tensor, targets: Tensor, ignored: int) -> list[float]:
-        scores_NK, class_N = _asked(scores, targets, ignored)
+        scores_NK, class_N = _scored_classes(scores, targets, ignored)
         wide = scores_NK.double() if scores_NK.is_floating_point() else scores_NK
         return [float(F.cross_entropy(wide, class_N, reduction="sum")), float(len(class_N))]
 
-    return Sums(sums, lambda found: math.exp(mean) if (mean := _mean(found)) < 700 else math.inf)
+    return AdditiveMetric(sums, lambda sums: math.exp(mean) if (mean := _mean(sums)) < 700 else math.inf)
 
 
-def _error(of: Callable[[Tensor], Tensor], value: Callable[[float], float]) -> Sums:
-    """A mean over all values of a function of how far they are off."""
+def _error(penalty: Callable[[Tensor], Tensor], transform: Callable[[float], float]) -> AdditiveMetric:
+    """Transformed mean of a penalty of the errors of all values."""
 
     def sums(scores: Tensor, targets: Tensor, ignored: int) -> list[float]:
         values, true = match_shapes(scores, targets)
-        return [float(of(values.double() - true.double()).sum()), float(true.numel())]
+        return [float(penalty(values.double() - true.double()).sum()), float(true.numel())]
 
-    return Sums(sums, lambda found: value(_mean(found)))
+    return AdditiveMetric(sums, lambda sums: transform(_mean(sums)))
 
 
-def _mean(found: Sequence[float]) -> float:
-    return found[0] / found[1] if found[1] else math.nan
+def _mean(sums: Sequence[float]) -> float:
+    return sums[0] / sums[1] if sums[1] else math.nan
 
 
 def _r2(scores: Tensor, targets: Tensor) -> float:
-    """The share of the targets' variance that is explained, of several columns the mean of theirs;
-    not a number where they have no variance."""
-    values_NC, true_NC = (each.double().reshape(len(each), -1) for each in match_shapes(scores, targets))
+    """Coefficient of determination, mean over the columns; NaN where the targets have no
+    variance."""
+    values_NC, true_NC = (rows.double().reshape(len(rows), -1) for rows in match_shapes(scores, targets))
     variance_C = (true_NC - true_NC.mean(dim=0)).square().sum(dim=0)
     share_C = 1 - (values_NC - true_NC).square().sum(dim=0) / variance_C
     return float(share_C[variance_C > 0].mean())
 
 
 METRICS = {
-    "accuracy": BuiltinMetric(_accuracy, higher=True),
-    "balanced_accuracy": BuiltinMetric(_balanced_accuracy, higher=True),
-    "f1": BuiltinMetric(_f1, higher=True),
-    "topk": BuiltinMetric(_topk, higher=True, takes=("k",)),
-    "perplexity": BuiltinMetric(_perplexity, higher=False),
-    "mae": BuiltinMetric(lambda: _error(torch.abs, float), higher=False),
-    "mse": BuiltinMetric(lambda: _error(torch.square, float), higher=False),
-    "rmse": BuiltinMetric(lambda: _error(torch.square, math.sqrt), higher=False),
-    "r2": BuiltinMetric(lambda: _r2, higher=True),
+    "accuracy": BuiltinMetric(_accuracy, higher_is_better=True),
+    "balanced_accuracy": BuiltinMetric(_balanced_accuracy, higher_is_better=True),
+    "f1": BuiltinMetric(_f1, higher_is_better=True),
+    "topk": BuiltinMetric(_topk, higher_is_better=True, parameters=("k",)),
+    "perplexity": BuiltinMetric(_perplexity, higher_is_better=False),
+    "mae": BuiltinMetric(lambda: _error(torch.abs, float), higher_is_better=False),
+    "mse": BuiltinMetric(lambda: _error(torch.square, float), higher_is_better=False),
+    "rmse": BuiltinMetric(lambda: _error(torch.square, math.sqrt), higher_is_better=False),
+    "r2": BuiltinMetric(lambda: _r2, higher_is_better=True),
 }
 
 NAMES = (*METRICS, "top5")
@@ -162,164 +163,165 @@ _TOP = re.compile(r"top([1-9][0-9]{0,5})")
 
 
 def find(name: str) -> tuple[BuiltinMetric, dict[str, Any]] | None:
-    """The metric of this name, and the parameters that its name says: "top5" is topk with k = 5."""
+    """The metric of this name, and the parameters in its name: "top5" is topk with k = 5."""
     top = _TOP.fullmatch(name)
     if top is not None:
-        return METRICS["topk"]._replace(takes=()), {"k": int(top[1])}
+        return METRICS["topk"]._replace(parameters=()), {"k": int(top[1])}
     return (METRICS[name], {}) if name in METRICS else None
 
 
 Better = Literal["higher", "lower"]
 
 Directions = Mapping[str, Better]
-"""Which way each metric that is measured is better."""
+"""Direction of every measured metric."""
 
 MetricsLike = Mapping[str, Any] | Sequence[Any] | str
 """Metrics by name, or a list of them: each a name, an import path, a function or an object, or a
-table of one with parameters and which way is `better`."""
+table of one with its parameters and its direction, `better`."""
 
 LOSS, ACCURACY = "loss", "accuracy"
 
 DEFAULT_DIRECTIONS: Directions = {LOSS: "lower", ACCURACY: "higher"}
-"""The metrics that are measured unless asked for: the accuracy where targets are classes."""
+"""Metrics that are always measured; the accuracy where targets are classes."""
 
 Part = tuple[Any, Tensor]
 """Scores and targets of some samples."""
 
 
 class Metric(NamedTuple):
-    """Either `sums` and `value`, or `whole`."""
+    """A metric, with either `partial` and `combine` or `compute_all`."""
 
     name: str
     better: Better
-    sums: Callable[[Tensor, Tensor, int], list[float]] | None = None
-    """(scores, targets, the label to pass over) -> numbers of a part of the data that add up."""
-    value: Callable[[Sequence[float]], float] | None = None
-    """The metric, of these numbers added up."""
-    whole: Callable[[Sequence[Part]], object] | None = None
-    """The metric, of all parts."""
+    partial: Callable[[Tensor, Tensor, int], list[float]] | None = None
+    """(scores, targets, ignored label) -> sums over a part of the data."""
+    combine: Callable[[Sequence[float]], float] | None = None
+    """The value, from the sums of all parts."""
+    compute_all: Callable[[Sequence[Part]], object] | None = None
+    """The value, from all parts at once."""
 
     @property
-    def adds_up(self) -> bool:
-        return self.sums is not None
+    def is_additive(self) -> bool:
+        return self.partial is not None
 
-    def of_parts(self, parts: Sequence[Part]) -> float:
-        """The value over all parts, of a metric that does not add up."""
-        assert self.whole is not None
+    def compute(self, parts: Sequence[Part]) -> float:
+        """The value over all parts, for a metric that is not additive."""
+        assert self.compute_all is not None
         field = f"metrics.{self.name}"
         with convert_errors(field, self.name), torch.no_grad():
-            found = self.whole(parts)
-        return _one_number(field, found)
+            value = self.compute_all(parts)
+        return _one_number(field, value)
 
 
 def metric_directions(metrics: Iterable[Metric], accuracy: bool) -> dict[str, Better]:
-    """Which way everything that is measured is better; `accuracy`: whether there are classes to be
-    right about."""
-    usual = {name: way for name, way in DEFAULT_DIRECTIONS.items() if accuracy or name != ACCURACY}
-    return {**usual, **{metric.name: metric.better for metric in metrics}}
+    """Direction of all measured metrics; accuracy: whether it is one of them."""
+    always = {name: better for name, better in DEFAULT_DIRECTIONS.items() if accuracy or name != ACCURACY}
+    return {**always, **{metric.name: metric.better for metric in metrics}}
 
 
 def parse_metrics(given: MetricsLike | None, field: str = "metrics") -> tuple[Metric, ...]:
-    """The metrics that a user asked for."""
+    """Metrics from any of the forms that a user may give."""
     if given is None:
         return ()
     if isinstance(given, Mapping):
-        made = [_metric(f"{field}.{name}", each, name) for name, each in given.items()]
+        metrics = [_metric(f"{field}.{name}", value, name) for name, value in given.items()]
     elif isinstance(given, str) or not isinstance(given, Sequence):
-        made = [_metric(field, given, "")]
+        metrics = [_metric(field, given, "")]
     else:
-        made = [_metric(f"{field}[{place}]", each, "") for place, each in enumerate(given)]
-    names = [metric.name for metric in made]
+        metrics = [_metric(f"{field}[{place}]", value, "") for place, value in enumerate(given)]
+    names = [metric.name for metric in metrics]
     for name in [*names, *(given if isinstance(given, Mapping) else ())]:
         if not isinstance(name, str) or not name.strip() or not name.isprintable() or set(name) & set("<>="):
             raise InvalidInput(field, name, "a metric's name must be a text without <, > and =")
         if name == LOSS or names.count(name) > 1:
-            told = "is the loss itself" if name == LOSS else "is there twice: give a table of metrics by name"
-            raise InvalidInput(field, name, told)
-    return tuple(made)
+            problem = "is the loss itself" if name == LOSS else "is there twice: give a table of metrics by name"
+            raise InvalidInput(field, name, problem)
+    return tuple(metrics)
 
 
-def _metric(field: str, given: Any, called: str) -> Metric:
-    """One of them, by the name it is called, or its own."""
+def _metric(field: str, given: Any, label: str) -> Metric:
+    """A metric under this label, or under its own name."""
     params = dict(given) if isinstance(given, Mapping) else {"fn": given}
     better = params.pop("better", None)
     if better is not None:
         check_choice(f"{field}.better", better, get_args(Better))
     if ("fn" in params) == ("name" in params):
         raise InvalidInput(field, given, "must be a name, a function, or a table with either: name or fn")
-    what = params.pop("fn", None) if "fn" in params else params.pop("name")
-    if isinstance(what, str) and ":" not in what:
-        return _builtin(field, what, params, called, better)
-    if isinstance(what, str):
-        called, what = called or what.rpartition(":")[2], load_user_object(field, what, params)
+    source = params.pop("fn", None) if "fn" in params else params.pop("name")
+    if isinstance(source, str) and ":" not in source:
+        return _builtin(field, source, params, label, better)
+    if isinstance(source, str):
+        label, source = label or source.rpartition(":")[2], load_user_object(field, source, params)
     elif params:
         raise unknown_name(f"{field} key", next(iter(params)), ("fn", "name", "better"))
-    streams = all(callable(getattr(what, each, None)) for each in ("reset", "update", "compute"))
-    if isinstance(what, type) or not (streams or callable(what)):
-        wanted = "must be a function (outputs, targets), or an object with reset, update and compute"
-        raise InvalidInput(field, what, wanted)
-    name = called or str(getattr(what, "__name__", type(what).__name__))
-    return Metric(name, better or _way_of(what, name), whole=_streamed(what) if streams else _at_once(what))
+    streams = all(callable(getattr(source, method, None)) for method in ("reset", "update", "compute"))
+    if isinstance(source, type) or not (streams or callable(source)):
+        expected = "must be a function (outputs, targets), or an object with reset, update and compute"
+        raise InvalidInput(field, source, expected)
+    name = label or str(getattr(source, "__name__", type(source).__name__))
+    compute_all = _streamed(source) if streams else _at_once(source)
+    return Metric(name, better or _direction_of(source, name), compute_all=compute_all)
 
 
-def _builtin(field: str, name: str, params: Mapping[str, Any], called: str, better: Better | None) -> Metric:
-    found = find(name)
-    if found is None:
+def _builtin(field: str, name: str, params: Mapping[str, Any], label: str, better: Better | None) -> Metric:
+    entry = find(name)
+    if entry is None:
         raise unknown_name(field, name, NAMES)
-    make, known = found
+    builtin, params_of_name = entry
     for key in params:
-        if key not in make.takes:
-            raise unknown_name(f"{field} key", key, make.takes)
-    parts = make.parts(**known, **params)
+        if key not in builtin.parameters:
+            raise unknown_name(f"{field} key", key, builtin.parameters)
+    metric = builtin.make(**params_of_name, **params)
     name = f"top{params['k']}" if "k" in params else name
-    way = better or ("higher" if make.higher else "lower")
-    if isinstance(parts, Sums):
-        return Metric(called or name, way, sums=parts.sums, value=parts.value)
-    return Metric(called or name, way, whole=_at_once(parts))
+    direction = better or ("higher" if builtin.higher_is_better else "lower")
+    if isinstance(metric, AdditiveMetric):
+        return Metric(label or name, direction, partial=metric.partial, combine=metric.combine)
+    return Metric(label or name, direction, compute_all=_at_once(metric))
 
 
-def _way_of(what: object, name: str) -> Better:
-    """Which way a user's own metric is better, where they do not say: as torchmetrics knows, or as
-    the one of that name here, or higher."""
-    told = getattr(what, "higher_is_better", None)
-    if not isinstance(told, bool):
-        known = find(name)
-        told = known is None or known[0].higher
-    return "higher" if told else "lower"
+def _direction_of(metric: object, name: str) -> Better:
+    """Direction of a user's own metric: its own attribute, as torchmetrics has it, or that of the
+    built-in metric of its name, or higher."""
+    higher_is_better = getattr(metric, "higher_is_better", None)
+    if not isinstance(higher_is_better, bool):
+        entry = find(name)
+        higher_is_better = entry is None or entry[0].higher_is_better
+    return "higher" if higher_is_better else "lower"
 
 
 def _at_once(function: Callable[[Any, Tensor], object]) -> Callable[[Sequence[Part]], object]:
-    def whole(parts: Sequence[Part]) -> object:
+    def compute_all(parts: Sequence[Part]) -> object:
         outputs, targets = zip(*parts, strict=True)
         try:
-            return function(concatenate_outputs(outputs, [len(each) for each in targets]), torch.cat(targets))
+            return function(concatenate_outputs(outputs, [len(part) for part in targets]), torch.cat(targets))
         except NotConcatenable:
-            told = "the model's output has something without an entry for each sample, so parts cannot be put together"
-            raise TypeError(told) from None
+            problem = (
+                "the model's output has something without an entry for each sample, so parts cannot be put together"
+            )
+            raise TypeError(problem) from None
 
-    return whole
+    return compute_all
 
 
 def _streamed(metric: Any) -> Callable[[Sequence[Part]], object]:
-    """A metric taken by an object that is shown part after part, and remembers nothing from one
-    time to the next."""
+    """A metric of an object that is updated part by part, and reset before and after."""
 
-    def whole(parts: Sequence[Part]) -> object:
+    def compute_all(parts: Sequence[Part]) -> object:
         device = parts[0][1].device
         if callable(getattr(metric, "to", None)):
             metric.to(device)
         metric.reset()
         for outputs, targets in parts:
             metric.update(outputs, targets)
-        found = metric.compute()
+        value = metric.compute()
         metric.reset()
-        return found
+        return value
 
-    return whole
+    return compute_all
 
 
-def _one_number(field: str, found: Any) -> float:
+def _one_number(field: str, value: Any) -> float:
     try:
-        return float(found)
+        return float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise InvalidInput(field, type(found).__name__, "must give one number") from None
+        raise InvalidInput(field, type(value).__name__, "must give one number") from None

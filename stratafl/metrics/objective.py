@@ -23,28 +23,27 @@ EXAMPLES = '0.8, "accuracy=0.8" or "loss <= 0.1"'
 
 @dataclass(frozen=True)
 class Goal:
-    """A metric, at least or at most this."""
+    """A metric and the value it is to reach."""
 
     metric: str
     value: float
     sign: str = ""
-    """">=" or "<="; empty for whichever way is better for the metric."""
+    """">=" or "<="; empty for the metric's own direction."""
 
-    def towards(self, better: Mapping[str, str]) -> Goal:
-        """The goal with its sign, also of what older runs did not say; of what nobody knows, more
-        is better."""
-        way = {**DEFAULT_DIRECTIONS, **better}.get(self.metric, "higher")
-        return self if self.sign else replace(self, sign="<=" if way == "lower" else ">=")
+    def with_direction(self, better: Mapping[str, str]) -> Goal:
+        """The goal with its sign; a metric of unknown direction is better the higher it is."""
+        direction = {**DEFAULT_DIRECTIONS, **better}.get(self.metric, "higher")
+        return self if self.sign else replace(self, sign="<=" if direction == "lower" else ">=")
 
-    def reached(self, value: float | None) -> bool:
-        """Whether a value is as good as that; one that is no number, or not there, never is."""
+    def is_reached(self, value: float | None) -> bool:
+        """Whether a value reaches the goal; NaN and None never do."""
         if value is None:
             return False
         return value <= self.value if self.sign == "<=" else value >= self.value
 
-    def first(self, rounds: Iterable[int], values: Iterable[float]) -> int | None:
-        """The first round whose value is as good as that, None if there is none."""
-        return next((r for r, value in zip(rounds, values, strict=True) if self.reached(value)), None)
+    def first_round(self, rounds: Iterable[int], values: Iterable[float]) -> int | None:
+        """The first round whose value reaches the goal, or None."""
+        return next((r for r, value in zip(rounds, values, strict=True) if self.is_reached(value)), None)
 
     def __str__(self) -> str:
         return f"{self.metric} {self.sign or 'to'} {self.value:g}"
@@ -56,8 +55,8 @@ def accuracy_of(field: str, value: Any) -> Goal:
 
 
 def parse_goals(field: str, given: Any, default: str = ACCURACY) -> tuple[Goal, ...]:
-    """The targets that a user gave in any of the forms of `GoalLike`; all of them are to be
-    reached. default: the metric of a number alone."""
+    """Goals from any of the forms of `GoalLike`; all of them are to be reached. default: the metric
+    of a number alone."""
     if isinstance(given, str):
         return (_read(field, given, default),)
     if isinstance(given, Mapping) and given:
@@ -68,7 +67,7 @@ def parse_goals(field: str, given: Any, default: str = ACCURACY) -> tuple[Goal, 
 
 
 def parse_goal(field: str, given: Any, default: str = ACCURACY) -> Goal:
-    """A single target."""
+    """A single goal."""
     goals = parse_goals(field, given, default)
     if len(goals) > 1:
         raise InvalidInput(field, given, "must be one metric and its value")
@@ -76,25 +75,25 @@ def parse_goal(field: str, given: Any, default: str = ACCURACY) -> Goal:
 
 
 def default_metric(measured: Iterable[str]) -> str:
-    """The metric that runs are judged by where nobody names one: the accuracy; where that is not
-    measured the first of the others by name, and the loss where there is nothing else."""
+    """The metric that runs are compared by unless another is named: the accuracy, or else the first
+    of the others by name, or else the loss."""
     return min(measured, key=rank, default=ACCURACY)
 
 
 def rank(metric: str) -> tuple[bool, bool, str]:
-    """Sorts metrics: the accuracy first, the loss last."""
+    """Sort key of metrics: the accuracy first, the loss last."""
     return metric != ACCURACY, metric == LOSS, metric
 
 
 def _read(field: str, text: str, default: str) -> Goal:
-    found = _TEXT.fullmatch(text)
+    match = _TEXT.fullmatch(text)
     try:
-        value = float(text if found is None else found[3])
+        value = float(text if match is None else match[3])
     except ValueError:
         raise InvalidInput(field, text, f"must look like {EXAMPLES}") from None
-    if found is None:
+    if match is None:
         return _alone(field, value, default)
-    return _checked(field, found[1], value, "" if found[2] == "=" else found[2])
+    return _checked(field, match[1], value, "" if match[2] == "=" else match[2])
 
 
 def _alone(field: str, value: float, default: str) -> Goal:
@@ -102,7 +101,7 @@ def _alone(field: str, value: float, default: str) -> Goal:
 
 
 def _checked(field: str, metric: str, value: Any, sign: str = "") -> Goal:
-    """A goal with a value that its metric can have."""
+    """A goal whose value its metric can have."""
     is_share = metric == ACCURACY
     return Goal(
         metric, check_number(field, value, above=0, at_most=1) if is_share else check_number(field, value), sign
@@ -110,30 +109,30 @@ def _checked(field: str, metric: str, value: Any, sign: str = "") -> Goal:
 
 
 def check_goals_measured(field: str, given: Any, goals: tuple[Goal, ...], better: Directions) -> tuple[Goal, ...]:
-    """The goals with their signs, if everything in them is measured."""
+    """The goals with their signs; raise where a metric is not measured."""
     for goal in goals:
         if goal.metric not in better:
             known = f"measured are {', '.join(better)}" if better else "there is no test data"
             raise InvalidInput(field, given, f"{goal.metric!r} is not measured; {known}")
-    return tuple(goal.towards(better) for goal in goals)
+    return tuple(goal.with_direction(better) for goal in goals)
 
 
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """A loss, what is measured besides it, and where a run may stop."""
+    """Loss, further metrics and goals of a run."""
 
     loss: Loss
     metrics: tuple[Metric, ...] = ()
     better: dict[str, Better] = field(default_factory=dict)
-    """Which way everything that is measured is better; empty where there is no test data."""
+    """Direction of every measured metric; empty where there is no test data."""
     goals: tuple[Goal, ...] = ()
-    """A run ends after the first evaluated round that reaches all of them; empty to do all
+    """A run ends after the first evaluated round that reaches all of them; empty for all
     rounds."""
 
 
 def stopping(stop_at: Any, stop_when: Any) -> tuple[str, Any, tuple[Goal, ...]]:
-    """What a run is to stop at: which argument says so, what it says, and the goals, whose metrics
-    need not be measured."""
+    """Goals of a run with the name and value of their argument; their metrics need not be
+    measured."""
     if stop_at is not None and stop_when is not None:
         raise InvalidInput("stop_when", stop_when, "give either stop_at, an accuracy, or stop_when")
     if stop_when is not None:

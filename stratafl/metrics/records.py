@@ -1,14 +1,14 @@
-"""The record of a global round, formed of what each process saw."""
+"""Record of a global round, merged from the records of all ranks."""
 
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from itertools import takewhile
 from typing import Any
 
@@ -17,33 +17,36 @@ import numpy as np
 from stratafl.base.errors import InvalidInput, join_names
 from stratafl.base.topology import Tree
 from stratafl.base.validation import check_integer
-from stratafl.federation.update_checks import Refusal
+from stratafl.federation.update_checks import Rejection
 from stratafl.metrics.drift import DriftSamples, DriftSums, Levels, append_syncs, drift_by_level, sum_over_ranks
 from stratafl.metrics.evaluation import EvaluationSums, finalize_metrics
 from stratafl.metrics.metrics import Better, Directions
 from stratafl.metrics.objective import Goal, Objective
 
+LOG = logging.getLogger("stratafl")
+
 Record = Mapping[str, Any]
-"""A round's, as in rounds.jsonl."""
+"""The record of a round, as in rounds.jsonl."""
 
 
 def measured(record: Record) -> dict[str, float]:
     """A round's test metrics, each finite or NaN; empty where it was not evaluated.
 
-    Where the loss is not finite nothing else was measured, either: also in records of versions that
-    took the first class for the best of scores that were NaN.
+    Where the loss is not finite, all metrics are NaN: also in records of versions that took the
+    first class for the best of scores that were NaN.
     """
-    found = dict(_numbers(record.get("metrics")))
-    return dict.fromkeys(found, math.nan) if math.isnan(found.get("loss", 0.0)) else found
+    metrics = dict(_numbers(record.get("metrics")))
+    return dict.fromkeys(metrics, math.nan) if math.isnan(metrics.get("loss", 0.0)) else metrics
 
 
 def diverged(records: Iterable[Record]) -> int | None:
-    """The first round of those up to the last that are not finite; None for a run that lives."""
+    """The first of the rounds up to the last that have no finite loss; None for a run that did not
+    diverge."""
     return functools.reduce(diverged_after, records, None)
 
 
 def diverged_after(before: int | None, record: Record) -> int | None:
-    """What `diverged` says with one more record, from what it said before that."""
+    """The result of `diverged` with one more record, given its result before."""
     values = measured(record)
     if not values:
         return before
@@ -51,7 +54,7 @@ def diverged_after(before: int | None, record: Record) -> int | None:
 
 
 def _numbers(table: object) -> Iterator[tuple[str, float]]:
-    """The numbers in what a file may hold; those that are not finite as NaN."""
+    """The numbers of a table of a file, by name; those that are not finite as NaN."""
     for name, value in table.items() if isinstance(table, Mapping) else ():
         if isinstance(value, int | float) and not isinstance(value, bool):
             try:
@@ -62,21 +65,22 @@ def _numbers(table: object) -> Iterator[tuple[str, float]]:
 
 
 OverNodes = dict[str, dict[str, dict[str, float]]]
-"""Mean, worst and deviation by level (as a text, since JSON knows no other keys) and by metric."""
+"""Mean, worst and deviation by level (as text, since JSON has no other keys) and metric."""
 
 
 def over_nodes(tree: Tree, nodes: Mapping[str, Mapping[str, float]], better: Directions) -> OverNodes:
-    """For each level and metric the mean, the worst and the deviation over the nodes, which are all
-    there are: the deviation is that of a population. With one that is no number, none of the three
-    is."""
-    values: dict[str, dict[str, list[float]]] = {}
-    for name, found in nodes.items():
-        level = values.setdefault(str(tree.find(name)[0]), {})
-        for metric, value in found.items():
+    """Mean, worst and population deviation over the nodes of each level, by metric.
+
+    All three are NaN where the value of any node is not finite.
+    """
+    levels: dict[str, dict[str, list[float]]] = {}
+    for name, metrics in nodes.items():
+        level = levels.setdefault(str(tree.find(name)[0]), {})
+        for metric, value in metrics.items():
             level.setdefault(metric, []).append(value)
     return {
-        level: {metric: _over(numbers, better.get(metric, "higher")) for metric, numbers in found.items()}
-        for level, found in sorted(values.items(), key=lambda each: int(each[0]))
+        level: {metric: _over(values, better.get(metric, "higher")) for metric, values in metrics.items()}
+        for level, metrics in sorted(levels.items(), key=lambda item: int(item[0]))
     }
 
 
@@ -88,12 +92,12 @@ def _over(values: Sequence[float], better: Better) -> dict[str, float]:
 
 
 LOST_ROUNDS = 3
-"""So many rounds in a row in which every update was refused end a run."""
+"""Number of successive rounds without an accepted update that ends a run."""
 
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What one global round did."""
+    """Record of one global round."""
 
     round: int
     """Counted from 1."""
@@ -108,44 +112,42 @@ class RoundResult:
     """The metrics of each node of the levels asked for, by its model just before its parent's
     replaced it; on its own test data, where nodes have that."""
     refused: tuple[str, ...]
-    """Nodes whose update was left out, once for each time."""
+    """Nodes whose update was rejected, once for each time."""
     bytes_per_client: float
     """Sent and received by a client since the start of the run, mean over the clients."""
     seconds: float
     drift: Levels = field(default_factory=dict)
-    """What pulled the tree apart, by level and by name of the quantity: see docs/diagnostics.md."""
+    """Drift measures by level and name: see docs/diagnostics.md."""
     too_large: tuple[str, ...] = ()
-    """The names of those refused whose update was finite, but far too large: see `refusal`."""
+    """Rejected nodes whose update was finite, but far too large (see `update_checks`)."""
     renewed: bool = True
-    """Whether the root's model is a new one: it is not where everything that came was refused, or
-    nobody came."""
+    """Whether the root has a new model: not where all updates were rejected, or none arrived."""
     over_nodes: OverNodes = field(default_factory=dict)
     """The `mean`, the `worst` and the `deviation` over the nodes of the levels asked for below the
     root, by level and metric."""
 
     @property
     def lost(self) -> bool:
-        """Whether everything that came was refused."""
+        """Whether all updates were rejected."""
         return bool(self.refused) and not self.renewed
 
     def reaches(self, goals: Sequence[Goal]) -> bool:
-        """Whether this round was evaluated and is as good as all of that; not where there is
-        nothing to get to."""
-        return bool(goals) and all(goal.reached(self.metrics.get(goal.metric)) for goal in goals)
+        """Whether this round was evaluated and reaches all goals; False where there are none."""
+        return bool(goals) and all(goal.is_reached(self.metrics.get(goal.metric)) for goal in goals)
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> RoundResult:
-        """Read one from what `dataclasses.asdict` made of it, also by way of JSON."""
-        # what records of earlier versions do not have
-        later = {"too_large": (), "renewed": True, "over_nodes": {}}
-        values = {**later, **values} if isinstance(values, Mapping) else values
-        kind_of_round = RoundResult
-        for mark, kind in (("absent", DeployedRound), ("late", ClockedRound)):
-            kind_of_round = kind if isinstance(values, Mapping) and mark in values else kind_of_round
-        names = {f.name for f in fields(kind_of_round)}
+        """Read a record that `dataclasses.asdict` wrote, also by way of JSON."""
+        # fields that records of earlier versions do not have
+        defaults = {"too_large": (), "renewed": True, "over_nodes": {}}
+        values = {**defaults, **values} if isinstance(values, Mapping) else values
+        cls = RoundResult
+        for key, subclass in (("absent", DeployedRound), ("late", ClockedRound)):
+            cls = subclass if isinstance(values, Mapping) and key in values else cls
+        names = {f.name for f in fields(cls)}
         if not isinstance(values, Mapping) or not names <= set(values):
             raise InvalidInput("record", values, f"must have {', '.join(sorted(names))}")
-        # what later versions add has no meaning here
+        # fields that later versions add are ignored
         values = {name: values[name] for name in values if name in names}
         real = int | float
         kinds: dict[str, Any] = {"round": int, "steps": int}
@@ -156,156 +158,169 @@ class RoundResult:
             if not isinstance(values[name], kind) or isinstance(values[name], bool):
                 raise InvalidInput(f"record.{name}", values[name], "is of the wrong kind")
         levels = values["over_nodes"].values()
-        over = [each for level in levels for each in (level.values() if isinstance(level, dict) else [level])]
-        for each in (values["metrics"], *values["nodes"].values(), *values["drift"].values(), *over):
-            if not isinstance(each, dict) or not all(isinstance(value, real) for value in each.values()):
-                raise InvalidInput("record.metrics", each, "must be numbers by name")
+        over = [table for level in levels for table in (level.values() if isinstance(level, dict) else [level])]
+        for table in (values["metrics"], *values["nodes"].values(), *values["drift"].values(), *over):
+            if not isinstance(table, dict) or not all(isinstance(value, real) for value in table.values()):
+                raise InvalidInput("record.metrics", table, "must be numbers by name")
         named = {name: values[name] for name in ("refused", "too_large", "absent", "late") if name in values}
         for name, nodes in named.items():
-            if not isinstance(nodes, list | tuple) or not all(isinstance(each, str) for each in nodes):
+            if not isinstance(nodes, list | tuple) or not all(isinstance(node, str) for node in nodes):
                 raise InvalidInput(f"record.{name}", nodes, "must be names of nodes")
         if not isinstance(values["renewed"], bool):
             raise InvalidInput("record.renewed", values["renewed"], "must be true or false")
-        known: dict[str, Any] = {**values, **{name: tuple(nodes) for name, nodes in named.items()}}
-        return kind_of_round(**known)
+        typed: dict[str, Any] = {**values, **{name: tuple(nodes) for name, nodes in named.items()}}
+        return cls(**typed)
 
 
 @dataclass(frozen=True)
 class DeployedRound(RoundResult):
-    """What one global round of a deployed tree did: there, nodes can also stay away."""
+    """Record of one global round of a deployed tree, where nodes can be absent."""
 
     absent: tuple[str, ...] = ()
-    """Nodes that were asked and did not answer in time, once for each time."""
+    """Nodes that did not answer their parent in time, once for each time."""
 
 
 @dataclass(frozen=True)
 class ClockedRound(RoundResult):
-    """What one global round did in the virtual time of a network."""
+    """Record of one global round in the virtual time of a network."""
 
     clock_seconds: float = 0.0
     """Seconds that the round takes on the network."""
     clock_total: float = 0.0
     """Seconds on the network since the start of the run."""
     late: tuple[str, ...] = ()
-    """Nodes that were asked, and that their parents did not wait for, once for each time."""
+    """Nodes that their parents did not wait for, once for each time."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RankRecord:
-    """What one part of the tree saw of a round, or of some meetings in a row of one: plain data, so
-    that it can be sent."""
+    """One rank's observations of a round, or of some successive synchronisations of one."""
 
-    refused: list[list[Refusal]]
-    """Who was refused at each meeting."""
+    rejected: list[list[Rejection]]
+    """The rejections of every synchronisation."""
     renewed: bool
     """Whether the root has a new model."""
-    tally: EvaluationSums | None
-    """The root on this part's share of the test data; None where it was not evaluated."""
+    evaluation: EvaluationSums | None
+    """The root on this rank's share of the test data; None where it was not evaluated."""
     nodes: list[dict[str, dict[str, float]]]
-    """Per level that was asked for, the metrics of the nodes this part answers for."""
+    """For every evaluated level, the metrics of the nodes that this rank owns."""
     client_bytes: int
-    """Sent and received by its clients since the start of the run."""
+    """Bytes sent and received by its clients since the start of the run."""
     drift: DriftSamples | None
     clipped: int | None
     """Steps that a clip shortened; None where nothing clips."""
     client_steps: int
 
+    def to_plain(self) -> dict[str, Any]:
+        """The record as plain data, to send it to other ranks."""
+        return asdict(self)
 
-@dataclass(frozen=True)
+    @staticmethod
+    def from_plain(values: Mapping[str, Any]) -> RankRecord:
+        """Read a record that `to_plain` wrote, also by way of JSON."""
+        evaluation, drift = values["evaluation"], values["drift"]
+        typed = {
+            "rejected": [[Rejection(*rejection) for rejection in at_sync] for at_sync in values["rejected"]],
+            "evaluation": None if evaluation is None else EvaluationSums(*evaluation),
+            "drift": None if drift is None else [(level, *sample) for level, *sample in drift],
+        }
+        return RankRecord(**{**values, **typed})
+
+
+@dataclass(frozen=True, kw_only=True)
 class PartialRecord:
-    """Some meetings in a row of a round, as the whole tree saw them: plain data, so that a round
-    can be left in the middle."""
+    """The observations of all ranks in some successive synchronisations of a round; none at its
+    beginning. It is plain data, so that a round can be interrupted."""
 
-    refused: Sequence[Refusal] = ()
+    rejected: Sequence[Rejection] = ()
     drift: DriftSums | None = field(default_factory=list)
-    """None where nobody measures it."""
+    """None where drift is not measured."""
     clipped: int | None = 0
     client_steps: int = 0
 
     @staticmethod
-    def of(tree: Tree, parts: Sequence[RankRecord]) -> PartialRecord:
-        """Put together what each part of the tree saw of the same meetings."""
-        at_meetings = zip(*(part.refused for part in parts), strict=True)
-        taken = [part.drift for part in parts if part.drift is not None]
+    def merge_ranks(tree: Tree, parts: Sequence[RankRecord]) -> PartialRecord:
+        """Merge the records of all ranks of the same synchronisations."""
+        by_sync = zip(*(part.rejected for part in parts), strict=True)
+        drifts = [part.drift for part in parts if part.drift is not None]
         counts = [part.clipped for part in parts if part.clipped is not None]
         return PartialRecord(
-            refused=[refusal for at_once in at_meetings for refusal in _in_order(tree, at_once)],
-            drift=sum_over_ranks(taken) if taken else None,
+            rejected=[rejection for at_sync in by_sync for rejection in _in_order(tree, at_sync)],
+            drift=sum_over_ranks(drifts) if drifts else None,
             clipped=sum(counts) if len(counts) == len(parts) else None,
             client_steps=sum(part.client_steps for part in parts),
         )
 
     @staticmethod
-    def read(values: Mapping[str, Any], tree: Tree, where: str) -> PartialRecord:
-        """Read one from what `dataclasses.asdict` made of it, also by way of JSON."""
-        refused, drift, clipped, client_steps = (values[each.name] for each in fields(PartialRecord))
-        for each in refused:
-            if not _is_list(each, str, bool):
-                raise InvalidInput(f"{where}.refused", each, "must be a node's name, and whether it was too large")
-            tree.find(each[0])
-        for each in drift or ():
-            if not (_is_list(each, int, str, list, list) and 0 <= each[0] <= tree.depth and _are_pairs(*each[2:])):
-                raise InvalidInput(f"{where}.drift", each, "must be a level, a name, sums and weights")
+    def from_plain(values: Mapping[str, Any], tree: Tree, path: str) -> PartialRecord:
+        """Read a record that `dataclasses.asdict` wrote, also by way of JSON; path: for errors."""
+        rejected, drift, clipped, client_steps = (values[part.name] for part in fields(PartialRecord))
+        for rejection in rejected:
+            if not _is_list(rejection, str, bool):
+                raise InvalidInput(f"{path}.rejected", rejection, "must be a node's name, and whether it was too large")
+            tree.find(rejection[0])
+        for sums in drift or ():
+            if not (_is_list(sums, int, str, list, list) and 0 <= sums[0] <= tree.depth and _are_pairs(*sums[2:])):
+                raise InvalidInput(f"{path}.drift", sums, "must be a level, a name, sums and weights")
         return PartialRecord(
-            refused=[Refusal(*each) for each in refused],
+            rejected=[Rejection(*rejection) for rejection in rejected],
             drift=None if drift is None else [(level, name, sums, weights) for level, name, sums, weights in drift],
-            clipped=None if clipped is None else check_integer(f"{where}.clipped", clipped, at_least=0),
-            client_steps=check_integer(f"{where}.client_steps", client_steps, at_least=0),
+            clipped=None if clipped is None else check_integer(f"{path}.clipped", clipped, at_least=0),
+            client_steps=check_integer(f"{path}.client_steps", client_steps, at_least=0),
         )
 
-    def then(self, more: PartialRecord) -> PartialRecord:
-        """These meetings and, behind them, those that came after."""
+    def append(self, later: PartialRecord) -> PartialRecord:
+        """These synchronisations, followed by later ones."""
         return PartialRecord(
-            refused=[*self.refused, *more.refused],
-            drift=None if self.drift is None or more.drift is None else append_syncs(self.drift, more.drift),
-            clipped=None if self.clipped is None or more.clipped is None else self.clipped + more.clipped,
-            client_steps=self.client_steps + more.client_steps,
+            rejected=[*self.rejected, *later.rejected],
+            drift=None if self.drift is None or later.drift is None else append_syncs(self.drift, later.drift),
+            clipped=None if self.clipped is None or later.clipped is None else self.clipped + later.clipped,
+            client_steps=self.client_steps + later.client_steps,
         )
-
-
-EMPTY_RECORD = PartialRecord()
-"""The beginning of a round: no meeting has been held yet."""
 
 
 def merge_records(
     tree: Tree,
     parts: Sequence[RankRecord],
     objective: Objective,
+    *,
     round: int,
     steps: int,
     lr: float,
     seconds: float,
-    before: PartialRecord = EMPTY_RECORD,
+    before: PartialRecord | None = None,
 ) -> RoundResult:
-    """The round as the whole tree saw it. before: its first meetings, where the parts saw only
-    those after them."""
-    tallies = [EvaluationSums(*part.tally) for part in parts if part.tally is not None]
-    seen = before.then(PartialRecord.of(tree, parts))
-    refused = [name for name, _ in seen.refused]
+    """Merge the records of all ranks into the record of a round.
+
+    before: the round's first synchronisations, where the ranks' records only have later ones.
+    """
+    evaluations = [part.evaluation for part in parts if part.evaluation is not None]
+    whole = (before or PartialRecord()).append(PartialRecord.merge_ranks(tree, parts))
+    rejected = [rejection.name for rejection in whole.rejected]
     nodes = {
-        name: found
+        name: metrics
         for level in zip(*(part.nodes for part in parts), strict=True)
         for part in level
-        for name, found in part.items()
+        for name, metrics in part.items()
     }
     return RoundResult(
         round=round,
         steps=steps,
         lr=lr,
-        metrics=finalize_metrics(tallies, objective.metrics) if tallies else {},
+        metrics=finalize_metrics(evaluations, objective.metrics) if evaluations else {},
         nodes=nodes,
-        refused=tuple(refused),
+        refused=tuple(rejected),
         bytes_per_client=sum(part.client_bytes for part in parts) / tree.leaves,
         seconds=seconds,
-        drift=_diagnosis(tree, seen, refused),
-        too_large=tuple(name for name, too_large in seen.refused if too_large),
+        drift=_diagnosis(tree, whole, rejected),
+        too_large=tuple(rejection.name for rejection in whole.rejected if rejection.is_oversized),
         renewed=parts[0].renewed,
         over_nodes=over_nodes(tree, nodes, objective.better),
     )
 
 
 def _is_list(value: object, *kinds: type) -> bool:
-    """Whether a value has an entry of each of these kinds, and no others."""
+    """Whether a value is a list with one entry of each of these types."""
     if not isinstance(value, list | tuple) or len(value) != len(kinds):
         return False
     return all(type(each) is kind for each, kind in zip(value, kinds, strict=True))
@@ -315,66 +330,66 @@ def _are_pairs(sums: list[Any], weights: list[Any]) -> bool:
     return len(sums) == len(weights) and all(type(each) is float for each in (*sums, *weights))
 
 
-def _in_order(tree: Tree, parts: Sequence[list[Refusal]]) -> list[Refusal]:
-    """What several parts refused as one process would have it: from the leaves up, each level in
-    its order."""
-    refusals = [refusal for part in parts for refusal in part]
+def _in_order(tree: Tree, parts: Sequence[list[Rejection]]) -> list[Rejection]:
+    """The rejections of several ranks in the order of a single process: from the clients up, each
+    level in its order."""
+    rejections = [rejection for part in parts for rejection in part]
     if sum(map(bool, parts)) < 2:
-        return refusals
+        return rejections
 
-    def place(refusal: Refusal) -> tuple[int, int]:
-        level, number = tree.find(refusal[0])
+    def key(rejection: Rejection) -> tuple[int, int]:
+        level, number = tree.find(rejection.name)
         return -level, number
 
-    return sorted(refusals, key=place)
+    return sorted(rejections, key=key)
 
 
-def _diagnosis(tree: Tree, seen: PartialRecord, refused: Sequence[str]) -> Levels:
-    """What the meetings showed, and who was refused or clipped."""
-    if seen.drift is None:
+def _diagnosis(tree: Tree, whole: PartialRecord, rejected: Sequence[str]) -> Levels:
+    """Drift measures, counts of rejections and shares of clipped steps, by level."""
+    if whole.drift is None:
         return {}
-    found = drift_by_level(tree.depth, seen.drift)
-    for level, count in by_level(tree, refused).items():
-        found[level]["refused"] = count
-    if seen.clipped is not None and seen.client_steps:
-        found[str(tree.depth)]["clipped"] = seen.clipped / seen.client_steps
-    return found
+    levels = drift_by_level(tree.depth, whole.drift)
+    for level, count in by_level(tree, rejected).items():
+        levels[level]["refused"] = count
+    if whole.clipped is not None and whole.client_steps:
+        levels[str(tree.depth)]["clipped"] = whole.clipped / whole.client_steps
+    return levels
 
 
 def by_level(tree: Tree, names: Sequence[str]) -> dict[str, int]:
-    """How many of these nodes are on each level that has any, root first."""
+    """The number of these nodes on each level that has any, root first."""
     counts = Counter(tree.find(name)[0] for name in names)
     return {str(level): counts[level] for level in sorted(counts)}
 
 
-def all_refused_error(tree: Tree, history: Sequence[RoundResult], aloud: bool) -> InvalidInput | None:
-    """What is wrong with a run in which nothing is accepted any more; the first round that was lost
-    is told of at once.
+def all_refused_error(tree: Tree, history: Sequence[RoundResult], warns: bool) -> InvalidInput | None:
+    """The error of a run in which no update is accepted any more, or None.
 
-    It takes `LOST_ROUNDS` in a row, in which half of the clients or more were refused themselves or
-    above them: where few take part at a time, the wrong ones may be drawn several times in a
-    row.
+    It takes `LOST_ROUNDS` in a row, in which half of the clients or more were rejected themselves
+    or above them: where few take part at a time, the wrong ones may be sampled several times in a
+    row. warns: log a warning after the first lost round.
     """
     last = history[-1]
     if not last.lost:
         return None
-    row = list(takewhile(lambda result: result.lost, reversed(history)))
-    if aloud and not any(result.lost for result in history[:-1]):
-        told = f"round {last.round}: every update was refused, so the model stays as it was: {_why(last)}"
-        print(told, file=sys.stderr, flush=True)
-    if len(row) < LOST_ROUNDS:
+    lost_rounds = list(takewhile(lambda result: result.lost, reversed(history)))
+    if warns and not any(result.lost for result in history[:-1]):
+        reasons = _reasons(last)
+        LOG.warning("round %d: every update was refused, so the model stays as it was: %s", last.round, reasons)
+    if len(lost_rounds) < LOST_ROUNDS:
         return None
-    refused_N = [np.zeros(size, dtype=bool) for size in tree.sizes]
-    for level, number in {tree.find(name) for result in row for name in result.refused}:
-        refused_N[level][number] = True
-    lost_N = np.any([mask_N[tree.ancestors(level)] for level, mask_N in enumerate(refused_N)], axis=0)
+    is_rejected = [np.zeros(size, dtype=bool) for size in tree.sizes]
+    for level, number in {tree.find(name) for result in lost_rounds for name in result.refused}:
+        is_rejected[level][number] = True
+    lost_N = np.any([mask_N[tree.ancestors(level)] for level, mask_N in enumerate(is_rejected)], axis=0)
     if 2 * lost_N.sum() < tree.leaves:
         return None
-    return InvalidInput("round", last.round, f"every update was refused, {len(row)} rounds in a row: {_why(last)}")
+    expected = f"every update was refused, {len(lost_rounds)} rounds in a row: {_reasons(last)}"
+    return InvalidInput("round", last.round, expected)
 
 
-def _why(result: RoundResult) -> str:
+def _reasons(result: RoundResult) -> str:
     too_large = dict.fromkeys(result.too_large)
     not_finite = [name for name in dict.fromkeys(result.refused) if name not in too_large]
-    words = {"not finite": not_finite, "far too large": list(too_large)}
-    return "; ".join(f"{why}: {join_names(names)}" for why, names in words.items() if names)
+    reasons = {"not finite": not_finite, "far too large": list(too_large)}
+    return "; ".join(f"{reason}: {join_names(names)}" for reason, names in reasons.items() if names)

@@ -17,7 +17,7 @@ from stratafl.core.client_update import Leaf
 from stratafl.core.rule import Rule
 from stratafl.federation.events import LevelSynchronized, Observer
 from stratafl.federation.federation import Federation
-from stratafl.federation.sync import answers_reports
+from stratafl.federation.sync import answers_reports, edge_levels
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class _SizeProbe(Observer):
     def __init__(self) -> None:
         self.sizes: dict[int, tuple[int, int]] = {}
 
-    def met(self, meeting: LevelSynchronized) -> None:
-        self.sizes[meeting.level] = meeting.sent_bytes, meeting.parcel_bytes
+    def on_sync(self, event: LevelSynchronized) -> None:
+        self.sizes[event.level] = event.counts.upload_bytes, event.counts.broadcast_bytes
 
 
 def scaled_sizes(
@@ -127,13 +127,16 @@ def message_sizes(
     probe = _SizeProbe()
     tree = Tree.of("x".join("1" for _ in rules))
     x_P, b_B = (torch.zeros(values, dtype=dtype, device=device) for values in (parameters, buffers))
-    federation = Federation(tree, rules, x_P, b_B, [None] * tree.depth, 0, watchers=[probe], leaf=leaf)
-    federation.begin()
-    if federation.wants_gradients:
-        federation.start_from_gradients(x_P[None])
+    edges = edge_levels(rules, seed=0)
+    federation = Federation(tree, edges, x_P, b_B, client_update=leaf, observers=[probe])
+    federation.begin_round()
+    if federation.needs_gradients:
+        federation.restart_from_gradients(x_P[None])
     path_AP = x_P[None] if federation.has_path else x_P[None, :0]
-    federation.trained(TrainResult(x_P[None], b_B[None], path_AP, federation.levels[-1].optimiser), 1.0)
-    federation.meet(1)
+    client_rows = federation.levels[-1].client_rows
+    result = TrainResult(model_AP=x_P[None], buffers_AB=b_B[None], path_AP=path_AP, client_rows=client_rows)
+    federation.apply_training(result, lr_sum=1.0)
+    federation.synchronize(1)
     levels = []
     for level, rule in enumerate(rules, 1):
         upload_bytes, download_bytes = probe.sizes[level]
@@ -141,8 +144,8 @@ def message_sizes(
             LevelMessages(
                 upload_bytes=upload_bytes,
                 download_bytes=download_bytes,
-                answered=answers_reports(rule, relayed=False),
-                answered_when_relayed=answers_reports(rule, relayed=True),
+                answered=answers_reports(rule, is_overwritten=False),
+                answered_when_relayed=answers_reports(rule, is_overwritten=True),
                 has_correction=federation.levels[level].correction is not None,
                 from_gradient=rule.from_gradient is not None,
             )

@@ -7,14 +7,12 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from stratafl.base.topology import Tree
 from stratafl.core.participation import Participation, sample_participants
 from stratafl.core.schedule import Schedule
 from stratafl.data.batches import steps_per_epoch
-from stratafl.federation.events import GradientsExchanged, LevelSynchronized, RoundBegan
-from stratafl.federation.sync import AggregationResult, AggregatorState
+from stratafl.federation.events import GradientsExchanged, LevelSynchronized, ModelFromAbove, RoundBegan, SyncCounts
 from stratafl.metrics.communication import CommunicationMeter, LinkCounts
 from stratafl.network.messages import MessageSizes
 from stratafl.network.timeline import (
@@ -203,16 +201,17 @@ class WorkloadReplay:
             active = {level: self.active[level] for level in range(begin, depth + 1)}
             counter = {level: self.rounds_begun[level] - 1 for level in range(begin, depth + 1)}
             downloads = self._collect_traffic("down", range(begin, depth + 1), totals)
-            self._update_has_model(event.top)
-            uploads = {level: self._uploads(level) for level in range(event.top, depth + 1)}
-            counter |= {level: self.rounds_begun[level] - 1 for level in range(event.top, depth + 1)}
-            arrived = self._play(replayed, RoundStage(begin, event.top, active, downloads, uploads, counter))
-            for level in range(depth, event.top - 1, -1):
-                self._synchronize(level, arrived[level] & self.has_model[level], relayed=level > event.top)
+            self._update_has_model(event.top_level)
+            uploads = {level: self._uploads(level) for level in range(event.top_level, depth + 1)}
+            counter |= {level: self.rounds_begun[level] - 1 for level in range(event.top_level, depth + 1)}
+            arrived = self._play(replayed, RoundStage(begin, event.top_level, active, downloads, uploads, counter))
+            for level in range(depth, event.top_level - 1, -1):
+                self._synchronize(level, arrived[level] & self.has_model[level], relayed=level > event.top_level)
                 self.in_progress[level] = self.in_progress[level] & ~arrived[level]
-            self._collect_traffic("up", range(event.top, depth + 1), totals)
-            self.traffic.relayed(event.top, [None] + [self._flag(level) for level in range(1, depth + 1)])
-            self.top = event.top
+            self._collect_traffic("up", range(event.top_level, depth + 1), totals)
+            has_correction = [False, *(self.workload.sizes.edge(level).has_correction for level in range(1, depth + 1))]
+            self.traffic.on_model_from_above(ModelFromAbove(top_level=event.top_level, has_correction=has_correction))
+            self.top = event.top_level
         self._add_pending(totals, sign=1)
         replayed.traffic = [tuple(total.sum(axis=1)) for total in totals]
         if self.timeline is not None:
@@ -285,9 +284,6 @@ class WorkloadReplay:
         arrays = [*saved["stale"], *saved["owed"], *saved["down"]["bytes"], *saved["up"]["bytes"]]
         return self.top, *(array.tobytes() for array in arrays)
 
-    def _flag(self, level: int) -> torch.Tensor | None:
-        return torch.empty(0) if self.workload.sizes.edge(level).has_correction else None
-
     def _restarted_levels(self) -> list[int]:
         levels = range(max(self.top + 1, 1), self.tree.depth + 1)
         return [level for level in levels if self.workload.sizes.edge(level).from_gradient]
@@ -302,22 +298,36 @@ class WorkloadReplay:
             if workload.applies_late_updates(level):
                 self.in_progress[level] = self.in_progress[level] | self.active[level]
             self.rounds_begun[level] += 1
-            sizes = workload.sizes.edge(level).download_bytes, workload.sizes.model
-            self.traffic.began(RoundBegan(level, self.active[level], *sizes, restarting))
+            began = RoundBegan(
+                level=level,
+                active_N=self.active[level],
+                broadcast_bytes=workload.sizes.edge(level).download_bytes,
+                model_bytes=workload.sizes.model,
+                restarts_from_gradients=restarting,
+            )
+            self.traffic.on_round_begin(began)
 
     def _restart(self, restarted: Sequence[int]) -> None:
         senders = {level: self.active[level] for level in range(restarted[0], self.tree.depth + 1)}
-        exchange = GradientsExchanged(self.top, restarted, senders, self.active, self.workload.sizes.model)
-        self.traffic.restarted(exchange)
+        exchanged = GradientsExchanged(
+            top_level=self.top,
+            restarted_levels=restarted,
+            sent=senders,
+            active=self.active,
+            model_bytes=self.workload.sizes.model,
+        )
+        self.traffic.on_gradient_restart(exchanged)
 
     def _synchronize(self, level: int, arrived_N: np.ndarray, relayed: bool) -> None:
         edge = self.workload.sizes.edge(level)
-        answered = edge.answered_when_relayed if relayed else edge.answered
-        nothing, none = torch.empty(0), np.empty(0)
-        state = AggregatorState(nothing, nothing, {})
-        result = AggregationResult(state, arrived_N, none, none, none, none, none, nothing, nothing)
-        sizes = edge.upload_bytes, edge.download_bytes
-        self.traffic.met(LevelSynchronized(level, nothing, nothing, None, arrived_N, result, True, *sizes, answered))
+        counts = SyncCounts(
+            reported_N=arrived_N,
+            accepted_N=arrived_N,
+            upload_bytes=edge.upload_bytes,
+            broadcast_bytes=edge.download_bytes,
+            is_answered=edge.answered_when_relayed if relayed else edge.answered,
+        )
+        self.traffic.on_sync(LevelSynchronized(level=level, counts=counts, models=None))
 
     def _direction(self, way: str) -> LinkCounts:
         communication = self.traffic.communication

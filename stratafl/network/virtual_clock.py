@@ -56,7 +56,7 @@ class VirtualClock:
     def late_update_policies(self) -> dict[int, LatePolicy]:
         """Policies of the edge levels that apply late updates."""
         return {
-            level: LatePolicy(partial(self._aggregated, level), policy.staleness)
+            level: LatePolicy(reporting=partial(self._aggregated, level), staleness_exponent=policy.staleness)
             for level, policy in enumerate(self.workload.wait, 1)
             if policy.applies_late_updates
         }

@@ -231,7 +231,7 @@ def targets_of(
         if goal.metric not in infos:
             raise InvalidInput(field, value, f"these runs have {join_names(list(infos))}")
         info = infos[goal.metric]
-        targets.append(Target(info, goal.towards({info.name: info.better})))
+        targets.append(Target(info, goal.with_direction({info.name: info.better})))
     return targets
 
 
@@ -282,7 +282,7 @@ def _direction(name: str, runs: Sequence[StoredRun]) -> Better:
 def first_round(curve: Curve, goal: Goal) -> int | None:
     """First round that reaches the target; None if none does."""
     points = curve.points_of(goal.metric)
-    return goal.first([int(r) for r, _ in points], [value for _, value in points])
+    return goal.first_round([int(r) for r, _ in points], [value for _, value in points])
 
 
 def mean_std_if_complete(values: Sequence[float | None]) -> MeanStd | None:

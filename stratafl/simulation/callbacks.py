@@ -1,12 +1,12 @@
-"""Whoever follows a run from outside, such as an experiment tracker: told when it begins, after
-every round, and when it ends.
+"""Callbacks of a run, such as experiment trackers: called at its beginning, after every round, and
+at its end.
 
-A tracker never ends a run: one that fails is said once, and the run goes on without it.
+A tracker never ends a run: where one fails, this is logged once, and the run goes on without it.
 """
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -15,15 +15,16 @@ from stratafl.base.errors import InvalidInput, describe_exception, error_message
 from stratafl.base.signals import Interrupted
 from stratafl.metrics.records import ClockedRound, DeployedRound, RoundResult
 
-MOMENTS = ("on_begin", "on_round", "on_end")
+METHODS = ("on_begin", "on_round", "on_end")
+LOG = logging.getLogger("stratafl")
 DONE, INTERRUPTED, FAILED = "done", "interrupted", "failed"
 
 
 class Tracker(Protocol):
-    """What follows a run; a tracker may leave out the moments that it does not care for."""
+    """A callback of a run; a tracker may leave out methods that it does not need."""
 
     def on_begin(self, config: Mapping[str, Any]) -> None:
-        """The run begins, or goes on: what it was set up from, as plain data."""
+        """The run begins, or goes on; config: its settings as plain data."""
         ...
 
     def on_round(self, record: RoundResult) -> None:
@@ -31,47 +32,46 @@ class Tracker(Protocol):
         ...
 
     def on_end(self, summary: Mapping[str, Any]) -> None:
-        """The run is over: its `status` ("done", "interrupted" or "failed"), the `reason` where it
-        is not done, its `rounds`, and the `final` metrics."""
+        """The run is over; summary: its `status` ("done", "interrupted" or "failed"), the `reason`
+        where it is not done, its `rounds`, and the `final` metrics."""
         ...
 
 
-def _say(text: str) -> None:
-    print(escape_control(f"stratafl: {text}"), file=sys.stderr)
+def _warn(text: str) -> None:
+    LOG.warning("%s", escape_control(f"stratafl: {text}"))
 
 
 @contextmanager
 def tracking(
-    trackers: Sequence[Tracker], config: Mapping[str, Any], say: Callable[[str], None] = _say
+    trackers: Sequence[Tracker], config: Mapping[str, Any], say: Callable[[str], None] = _warn
 ) -> Iterator[Callable[[RoundResult], None]]:
-    """Let trackers follow what is done in here: what it gives is to be called with every round's
-    record."""
-    for each in trackers:
-        if not any(callable(getattr(each, moment, None)) for moment in MOMENTS):
-            raise InvalidInput("callbacks", each, f"must have at least one of the methods {', '.join(MOMENTS)}")
+    """Call trackers around a run; yields the function to call with the record of every round."""
+    for tracker in trackers:
+        if not any(callable(getattr(tracker, method, None)) for method in METHODS):
+            raise InvalidInput("callbacks", tracker, f"must have at least one of the methods {', '.join(METHODS)}")
     alive, last = list(trackers), list[RoundResult]()
 
-    def tell(moment: str, value: object) -> None:
-        for each in list(alive):
+    def notify(method: str, value: object) -> None:
+        for tracker in list(alive):
             try:
-                getattr(each, moment, lambda value: None)(value)
+                getattr(tracker, method, lambda value: None)(value)
             except Interrupted:
                 raise
             except (Exception, SystemExit) as problem:
-                alive.remove(each)
-                say(f"{type(each).__name__} failed, and the run goes on without it: {describe_exception(problem)}")
+                alive.remove(tracker)
+                say(f"{type(tracker).__name__} failed, and the run goes on without it: {describe_exception(problem)}")
 
-    def follow(record: RoundResult) -> None:
+    def on_round(record: RoundResult) -> None:
         last[:] = [record]
-        tell("on_round", record)
+        notify("on_round", record)
 
-    def end(status: str, why: str = "") -> None:
+    def end(status: str, reason: str = "") -> None:
         rounds, final = (last[0].round, last[0].metrics) if last else (0, {})
-        tell("on_end", {"status": status, "reason": why, "rounds": rounds, "final": dict(final)})
+        notify("on_end", {"status": status, "reason": reason, "rounds": rounds, "final": dict(final)})
 
-    tell("on_begin", config)
+    notify("on_begin", config)
     try:
-        yield follow
+        yield on_round
     except (Interrupted, KeyboardInterrupt, GeneratorExit):
         end(INTERRUPTED, "it was stopped")
         raise
@@ -82,17 +82,17 @@ def tracking(
 
 
 def to_scalars(record: RoundResult) -> dict[str, float]:
-    """A record's numbers by names that trackers group them by."""
-    found = {f"test/{name}": value for name, value in record.metrics.items()}
+    """The numbers of a record, by names that trackers group them by."""
+    scalars = {f"test/{name}": value for name, value in record.metrics.items()}
     for node, metrics in record.nodes.items():
-        found |= {f"node {node}/{name}": value for name, value in metrics.items()}
+        scalars |= {f"node {node}/{name}": value for name, value in metrics.items()}
     for level, quantities in record.drift.items():
-        found |= {f"level {level}/{name}": value for name, value in quantities.items()}
+        scalars |= {f"level {level}/{name}": value for name, value in quantities.items()}
     if isinstance(record, DeployedRound):
-        found["run/absent"] = len(record.absent)
+        scalars["run/absent"] = len(record.absent)
     if isinstance(record, ClockedRound):
-        found |= {"run/late": len(record.late), "run/seconds on the network": record.clock_total}
-    return found | {
+        scalars |= {"run/late": len(record.late), "run/seconds on the network": record.clock_total}
+    return scalars | {
         "run/lr": record.lr,
         "run/bytes per client": record.bytes_per_client,
         "run/seconds per round": record.seconds,

@@ -1,4 +1,4 @@
-"""Models on the test data of a run."""
+"""Evaluation of root and nodes on the test data of a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stratafl.metrics.objective import Objective
 
 @dataclass(frozen=True, eq=False)
 class ClientTestData:
-    """Test data of each client's own; a group's is that of its clients."""
+    """Test data of each client's own; an aggregator's is that of its clients."""
 
     pair: Pair
     clients: ClientIndex
@@ -33,7 +33,7 @@ class ClientTestData:
     """Per level, the first client below each node; the clients of a node are neighbours."""
 
     def of(self, tree: Tree, level: int, number: int) -> Pair:
-        """What a node of the whole tree is evaluated on."""
+        """Test data of a node of the whole tree."""
         if level not in self._first:
             self._first[level] = np.searchsorted(tree.ancestors(level), np.arange(tree.sizes[level] + 1))
         index = self.clients.of_range(*self._first[level][number : number + 2])
@@ -79,26 +79,28 @@ def _divide_test_data(
 
 
 def is_evaluation_round(round: int, every: int, rounds: int) -> bool:
-    """Whether a global round, counted from 1, is one after which the root is evaluated; the last
-    one always is."""
+    """Whether the root is evaluated after a global round, counted from 1; after the last one it
+    always is."""
     return round % every == 0 or round == rounds
 
 
 def evaluate_model(flat: FlatModule, objective: Objective, test: Pair, x_P: Tensor, b_B: Tensor) -> EvaluationSums:
-    """What a model did on test data; an evaluation leaves everything as it was."""
+    """Evaluate a model on test data; its buffers stay as they are."""
     buffers_B = b_B.clone()
     flat.eval()
-    loss, chosen = objective.loss, objective.metrics
-    return evaluate(lambda inputs: flat.call(x_P, buffers_B, inputs), loss, *test, metrics=chosen)
+    inputs, targets = test
+    return evaluate(
+        lambda batch: flat.call(x_P, buffers_B, batch), objective.loss, inputs, targets, metrics=objective.metrics
+    )
 
 
 def shard_for_rank(ranks: Communicator, objective: Objective, test: Pair) -> Pair:
-    """The part of the test data that is this rank's to look at."""
+    """This rank's share of the test data."""
     if ranks.count == 1:
         return test
-    if is_additive(objective.loss) and all(metric.adds_up for metric in objective.metrics):
+    if is_additive(objective.loss) and all(metric.is_additive for metric in objective.metrics):
         return test[0].tensor_split(ranks.count)[ranks.rank], test[1].tensor_split(ranks.count)[ranks.rank]
-    # a loss or metric whose parts do not add up is asked once, of everything
+    # a loss or metric that is not additive is computed by one rank, from all samples
     return test if ranks.is_first else (test[0][:0], test[1][:0])
 
 
@@ -108,16 +110,16 @@ def evaluate_level(
     flat: FlatModule,
     objective: Objective,
     test: Pair | ClientTestData,
-    own_NP: Tensor,
-    own_NB: Tensor,
+    model_NP: Tensor,
+    buffers_NB: Tensor,
 ) -> dict[str, dict[str, float]]:
-    """The metrics of all nodes of a level that this process answers for, by name; of those that
-    have test data, where each has its own."""
-    found = {}
+    """Metrics of the nodes of a level that this rank owns, by name; only of nodes with test data,
+    where clients have their own."""
+    metrics = {}
     for node in map(int, np.flatnonzero(tree.owned(level))):
         name = tree.names[level][node]
         pair = test.of(tree.whole, *tree.whole.find(name)) if isinstance(test, ClientTestData) else test
         if len(pair[1]):
-            done = evaluate_model(flat, objective, pair, own_NP[node], own_NB[node])
-            found[name] = finalize_metrics([done], objective.metrics)
-    return found
+            sums = evaluate_model(flat, objective, pair, model_NP[node], buffers_NB[node])
+            metrics[name] = finalize_metrics([sums], objective.metrics)
+    return metrics

@@ -37,7 +37,8 @@ from stratafl.engine.module_profile import PROBE_SAMPLES, reproducibility_notes,
 from stratafl.engine.stacked import StackedEngine
 from stratafl.engine.validation import ModelUnderTest
 from stratafl.federation.federation import Federation
-from stratafl.federation.local_parameters import LocalParameters, match_local_parameters
+from stratafl.federation.local_parameters import ClientTrainer, LocalParameters, match_local_parameters
+from stratafl.federation.sync import edge_levels
 from stratafl.metrics.communication import CommunicationMeter
 from stratafl.metrics.drift import Drift
 from stratafl.metrics.metrics import parse_metrics
@@ -181,30 +182,37 @@ def sharded(given: Checked, here: Placed, method: Method, keep_at_home: object =
     flat, x_P, b_B, loss = here.subject
     home = LocalParameters(flat, match_local_parameters(flat, keep_at_home), given.leaf, given.device)
     home.check(given.rules)
-    x_P, b_B, kept = home.first(x_P, b_B)
+    x_P, b_B, kept = home.split_initial(x_P, b_B)
     try_rules(given.rules, x_P)
-    limits = method.update_limit, method.update_factor
     sharing = (x_P, b_B), given.rules, given.leaf, given.schedule, given.samples, given.batch
     workload = measured(here.subject, here.few[0], *sharing)
     clock = _clock(given, workload)
     participation = given.participation if clock is None else clock.participation()
-    edges = participation, given.seed, *limits, drift_kernel(x_P)
-    later = None if clock is None else clock.late_update_policies()
-    federation = Federation(tree, given.rules, x_P, b_B, *edges, leaf=given.leaf, kept=kept, later=later)
+    edges = edge_levels(
+        given.rules,
+        seed=given.seed,
+        participation=participation,
+        update_limit=method.update_limit,
+        update_factor=method.update_factor,
+        late=None if clock is None else clock.late_update_policies(),
+    )
+    federation = Federation(
+        tree, edges, x_P, b_B, client_update=given.leaf, local_rows=kept, drift_kernel=drift_kernel(x_P)
+    )
     training = ClientTraining(
         flat=flat,
         loss=loss,
-        supply=here.train,
+        samples=here.train,
         clients=given.clients.part(first, first + tree.leaves).to(given.device),
-        leaf=given.leaf,
-        batch=given.batch,
+        client_update=given.leaf,
+        batch_size=given.batch,
         sampling=given.sampling,
         seed=given.seed,
         augment=here.augment,
-        first=first,
+        first_client=first,
     )
     traffic, drift = CommunicationMeter(tree), _drift(federation, home, given.evaluation.diagnose, training)
-    federation.watchers = [traffic] if drift is None else [traffic, drift]
+    federation.observers = [traffic] if drift is None else [traffic, drift]
     return Sharded(federation, home, traffic, drift, training, workload, clock)
 
 
@@ -248,10 +256,10 @@ def _drift(federation: Federation, home: LocalParameters, diagnose: str, trainin
         return None
     if diagnose == "drift":
         return Drift(federation.tree)
-    whole_data = LoopEngine(replace(training, batch=None, augment=None))
+    whole_data = ClientTrainer(LoopEngine(replace(training, batch_size=None, augment=None)), home)
 
     def gradients(level: int, x_MP: Tensor) -> Tensor:
-        return home.shared(whole_data.gradients(home.work(federation.probe_work(level, x_MP))))
+        return whole_data.gradients(federation.gradient_request(level, x_MP))
 
     return Drift(federation.tree, gradients)
 
@@ -266,7 +274,9 @@ def _engine(given: Checked, shard: Sharded) -> LoopEngine | StackedEngine:
     clients, passes = float(expected_share(given.participation, given.tree).sum()), given.leaf.epochs is not None
     too_many = schedule.check_drawn(given.schedule, clients, max(given.samples), given.batch, passes)
     if name is None or (name == "auto" and given.device.type == "cpu"):
-        whole = shard.training if given.ranks.count == 1 else replace(shard.training, clients=given.clients, first=0)
+        whole = (
+            shard.training if given.ranks.count == 1 else replace(shard.training, clients=given.clients, first_client=0)
+        )
         return make_default_engine(shard.training, whole, 0 if too_many else clients, given.precision)
     if too_many:
         raise InvalidInput("periods", list(given.schedule.periods), too_many)

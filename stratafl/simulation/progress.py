@@ -1,4 +1,4 @@
-"""How a run shows itself while it goes on.
+"""Progress of a run.
 
 On a terminal that is a live bar, in a notebook a line that is written over, elsewhere, and on a
 terminal that can only go on writing, plain lines, or nothing at all. A bar moves whenever
@@ -21,24 +21,24 @@ NARROW = 60
 
 
 def in_notebook() -> bool:
-    """Whether what is printed lands below a notebook's cell."""
+    """Whether output is shown below a notebook's cell."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return hasattr(shell, "kernel")
 
 
 def is_interactive() -> bool:
-    """Whether somebody sees what is printed now: at a terminal, or in a notebook."""
+    """Whether output is seen at once: at a terminal, or in a notebook."""
     return in_notebook() or sys.stderr.isatty()
 
 
 def cannot_rewrite_lines() -> bool:
-    """Whether a terminal cannot write over what it shows."""
+    """Whether a terminal cannot overwrite its lines."""
     return os.environ.get("TERM", "").lower() in ("dumb", "unknown")
 
 
 class ProgressBar:
-    """Writes to the error stream, so that what a command prints can be piped; in a notebook below
-    the cell."""
+    """Shows the progress of a run: on the error stream, so that a command's output can be piped, or
+    below a notebook's cell."""
 
     def __init__(self, title: str, rounds: int, quiet: bool = False, done: int = 0):
         self.title, self.rounds, self.quiet, self.done = title, rounds, quiet, done
@@ -66,25 +66,25 @@ class ProgressBar:
             self._bar.stop()
         self._end_line()
 
-    def met(self, meetings: int, of: int) -> None:
-        """Show how many of a global round's synchronisations of the clients are done."""
-        self._draw(self.done + meetings / of, f"sync {meetings}/{of}")
+    def on_sync(self, syncs: int, syncs_per_round: int) -> None:
+        """Show the number of the clients' synchronisations of a global round that are done."""
+        self._draw(self.done + syncs / syncs_per_round, f"sync {syncs}/{syncs_per_round}")
 
     def show(self, result: RoundResult) -> None:
-        """A global round is done."""
+        """Show the metrics of a global round that is done."""
         self.done = result.round
         text = "  ".join(f"{name} {value:.4f}" for name, value in sorted(result.metrics.items()))
         if result.refused:
             text += escape_control(f"  refused {join_names(sorted(set(result.refused)))}")
-        # of a round that was not evaluated there is nothing new to say
+        # a round that was not evaluated keeps the metrics of an earlier one
         self._metrics = text or self._metrics
         if self._bar is not None or self._rewrites:
             self._draw(self.done, "")
         elif not self.quiet:
             self._write(f"{self.title}: round {result.round}/{self.rounds}  {text}  {result.seconds:.1f}s")
 
-    def say(self, text: str) -> None:
-        """One line besides the rounds."""
+    def print_line(self, text: str) -> None:
+        """Print one line besides the rounds."""
         if not self.quiet:
             self._end_line()
             self._write(escape_control(f"{self.title}: {text}"))
@@ -119,8 +119,7 @@ def _stream() -> TextIO:
 
 
 def _bar() -> Any:
-    """A live bar on a terminal, of one line however narrow that is; None elsewhere, or without what
-    draws it."""
+    """A live bar of one line on a terminal; None elsewhere, or where `rich` is not installed."""
     try:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -152,5 +151,5 @@ def _bar() -> Any:
 
 
 def _escaped(text: str) -> str:
-    """What the bar would take for its own markup is not."""
+    """Escape what the bar would read as markup."""
     return text.replace("[", "\\[")

@@ -27,14 +27,13 @@ from stratafl.data.inputs import Pair
 from stratafl.distributed.checkpointing import check_full_state, gather_state, scatter_state
 from stratafl.distributed.communicator import Communicator
 from stratafl.federation.federation import Federation
-from stratafl.federation.local_parameters import LocalParameters
-from stratafl.federation.update_checks import Refusal
+from stratafl.federation.local_parameters import ClientTrainer, LocalParameters
+from stratafl.federation.update_checks import Rejection
 from stratafl.metrics.communication import Communication, CommunicationMeter
 from stratafl.metrics.drift import Drift
 from stratafl.metrics.evaluation import EvaluationSums
 from stratafl.metrics.objective import Objective
 from stratafl.metrics.records import (
-    EMPTY_RECORD,
     PartialRecord,
     RankRecord,
     RoundResult,
@@ -55,72 +54,34 @@ from stratafl.simulation.groups import Evaluation
 from stratafl.simulation.progress import ProgressBar, is_interactive
 from stratafl.simulation.result import Result, notebook_card
 
-
-class Shown:
-    """What a simulation shows of itself."""
-
-    federation: Federation
-    flat: FlatModule
-    engine: Engine
-    schedule: Schedule
-    history: list[RoundResult]
-    rounds: int
-    notes: Sequence[str]
-    method = ""
-    """The rules in a few words."""
-
-    def facts(self) -> dict[str, Any]:
-        """What is run, in a few words and numbers."""
-        tree = self.federation.tree.whole
-        return {
-            "method": self.method,
-            "tree": " > ".join(f"{size:,}" for size in tree.sizes),
-            "model": type(self.flat.module).__name__,
-            "parameters": self.flat.parameters,
-            "periods": list(self.schedule.periods),
-            "engine": self.engine.how,
-            "rounds": self.rounds,
-        }
-
-    def __repr__(self) -> str:
-        facts = self.facts()
-        told = f"<Simulation of {facts['method'] or 'a run'}: {facts['model']} of {facts['parameters']:,} parameters"
-        where = f"{self.federation.tree.whole.leaves:,} clients, round {len(self.history)} of {self.rounds}"
-        return f"{told} on {where}>"
-
-    def _repr_html_(self) -> str:
-        facts = {**self.facts(), "rounds": f"{len(self.history)} of {self.rounds}"}
-        facts |= {"note": "; ".join(self.notes)} if self.notes else {}
-        return notebook_card("Simulation", facts, self.history)
-
-
 PARTS = ("federation", "traffic")
-"""The parts of a run's state that have rows, which several ranks share."""
+"""Parts of a run's state that have rows, which several ranks share."""
 
 
 class RoundProgress(NamedTuple):
-    """What was done of a global round."""
+    """The part of a global round that is done."""
 
-    before: PartialRecord = EMPTY_RECORD
-    meetings: int = 0
+    before: PartialRecord = PartialRecord()
+    syncs: int = 0
     seconds: float = 0.0
 
     @staticmethod
-    def read(values: StateDict, tree: Tree, meetings: int) -> RoundProgress:
-        """Read it from a state, or complain; meetings: those of a whole round."""
-        kinds = {"meetings": int, "seconds": float, "refused": list, "drift": list | None, "client_steps": int}
+    def from_plain(values: StateDict, tree: Tree, syncs_per_round: int) -> RoundProgress:
+        """Read it from a state; raise where no round can have come so far."""
+        kinds = {"meetings": int, "seconds": float, "rejected": list, "drift": list | None, "client_steps": int}
         kinds["clipped"] = int | None
         if set(values) != set(kinds) or not all(isinstance(values[name], kind) for name, kind in kinds.items()):
             raise InvalidInput("state.within", list(values), f"must be a table of {', '.join(kinds)}")
+        syncs = check_integer("state.within.meetings", values["meetings"], at_least=1, at_most=syncs_per_round - 1)
         return RoundProgress(
-            PartialRecord.read(values, tree.whole, "state.within"),
-            check_integer("state.within.meetings", values["meetings"], at_least=1, at_most=meetings - 1),
-            check_number("state.within.seconds", values["seconds"], at_least=0),
+            before=PartialRecord.from_plain(values, tree.whole, "state.within"),
+            syncs=syncs,
+            seconds=check_number("state.within.seconds", values["seconds"], at_least=0),
         )
 
 
-def check_state(state: StateDict, engine: Engine, tree: Tree, meetings: int, several_ranks: bool) -> None:
-    """Refuse a state that is none, or another engine's."""
+def check_state(state: StateDict, engine: Engine, tree: Tree, syncs_per_round: int, several_ranks: bool) -> None:
+    """Raise where a state is malformed, or another engine's."""
     kinds: dict[str, Any] = {"step": int, "history": list, "engine": str, "chunk": int | None}
     kinds |= dict.fromkeys(PARTS, dict)
     if isinstance(state, Mapping) and "within" in state:
@@ -135,7 +96,7 @@ def check_state(state: StateDict, engine: Engine, tree: Tree, meetings: int, sev
         raise InvalidInput("state.history", len(history), "its rounds are not one after another")
     check_integer("state.step", state["step"], at_least=0)
     if "within" in state:
-        RoundProgress.read(state["within"], tree, meetings)
+        RoundProgress.from_plain(state["within"], tree, syncs_per_round)
     if state["engine"] != engine.name:
         raise InvalidInput("state.engine", state["engine"], f"another engine's; this run has {engine.name}")
     if engine.chunk_size is not None or state["chunk"] is not None:
@@ -145,22 +106,23 @@ def check_state(state: StateDict, engine: Engine, tree: Tree, meetings: int, sev
 
 
 class Recorder(Protocol):
-    """Keeps a run, round by round; see `Simulation.save`."""
+    """Records a run, round by round (see `Simulation.save`)."""
 
     name: str
 
     def listening(self) -> AbstractContextManager[None]:
-        """While this is open, Ctrl-C asks the run to stop at the end of a group round."""
+        """Let Ctrl-C stop the run after the present synchronisation, while this is open."""
         ...
 
     def next_round(self) -> RoundResult: ...
 
 
-class Simulation(Shown):
+class Simulation:
     """An iterator of round results; between two rounds its attributes may be read and changed."""
 
     def __init__(
         self,
+        *,
         federation: Federation,
         home: LocalParameters,
         traffic: CommunicationMeter,
@@ -177,66 +139,96 @@ class Simulation(Shown):
     ):
         self.ranks = ranks
         self.notes = tuple(notes)
-        """What the user should know about how this run is done: said once, when it is set up."""
+        """Warnings about this run, logged once when it is set up."""
         self.federation, self.engine, self.flat = federation, engine, flat
         self.home = home
-        """What of the clients' models stays with them: the federation's rows are without it."""
+        """The local parameters of the clients' models: the federation's rows are without them."""
         self.traffic, self.drift = traffic, drift
-        """Who watches the federation."""
+        """Observers of the federation."""
         self.schedule, self.objective = schedule, objective
         self.test, self.own_test = test, own_test
-        """What the root is evaluated on, and what each other node has of its own."""
+        """Test data of the root, and of each client's own."""
         self.rounds, self.evaluate_every = evaluation.rounds, evaluation.evaluate_every
         self.evaluate_levels = tuple(evaluation.evaluate_levels)
         self.history: list[RoundResult] = []
+        self.method = ""
+        """The rules in a few words."""
         self.step = 0
-        self.met: Callable[[int, int], None] = lambda meetings, of: None
-        """Called after every meeting inside a global round: how many were held, of how many."""
+        self.met: Callable[[int, int], None] = lambda syncs, syncs_per_round: None
+        """Called after every synchronisation inside a global round with the number done, and the
+        number of a whole round."""
         self.pace = 1.0
-        """Steps of a client, on average, for each that the schedule counts: more than one where
-        these are passes over its data."""
+        """Mean steps of a client for each step of the schedule: more than one where the schedule
+        counts passes over a client's data."""
         self.clock: VirtualClock | None = None
-        """The virtual time of a network, where the run has one."""
+        """Virtual time of a network, where the run has one."""
         self.workload: RecordedWorkload | None = None
-        """What decides its time and traffic on any network."""
+        """Messages and operations that decide the run's time and traffic on any network."""
         self.saving: Callable[..., Recorder | None] | None = None
-        """How it can be kept: known to whoever set it up."""
+        """Opens the recorder of a folder; set by `simulate`."""
         self._recorder: Recorder | None = None
         self._problem: InvalidInput | None = None
-        self._refused: list[list[Refusal]] = []
+        self._rejected: list[list[Rejection]] = []
         self._clipped_before: int | None = None
         self._begin_round(RoundProgress())
 
+    def facts(self) -> dict[str, Any]:
+        """A summary of the run: method, tree, model, parameters, periods, engine and rounds."""
+        tree = self.federation.tree.whole
+        return {
+            "method": self.method,
+            "tree": " > ".join(f"{size:,}" for size in tree.sizes),
+            "model": type(self.flat.module).__name__,
+            "parameters": self.flat.parameters,
+            "periods": list(self.schedule.periods),
+            "engine": self.engine.how,
+            "rounds": self.rounds,
+        }
+
+    def __repr__(self) -> str:
+        facts = self.facts()
+        model = f"{facts['model']} of {facts['parameters']:,} parameters"
+        progress = f"round {len(self.history)} of {self.rounds}"
+        clients = f"{self.federation.tree.whole.leaves:,} clients"
+        return f"<Simulation of {facts['method'] or 'a run'}: {model} on {clients}, {progress}>"
+
+    def _repr_html_(self) -> str:
+        facts = {**self.facts(), "rounds": f"{len(self.history)} of {self.rounds}"}
+        facts |= {"note": "; ".join(self.notes)} if self.notes else {}
+        return notebook_card("Simulation", facts, self.history)
+
     @property
     def leaf(self) -> Leaf:
-        """The clients' chain; the engine's own, so that steps and rates cannot disagree."""
+        """The clients' chain; the engine's own, so that steps and learning rates agree."""
         return self.engine.leaf
 
     @leaf.setter
     def leaf(self, leaf: Leaf) -> None:
-        now = self.engine.leaf
-        if (now.keeps or leaf.keeps) and (now.optimiser, now.keeps) != (leaf.optimiser, leaf.keeps):
+        present = self.engine.leaf
+        keeps_state = present.keeps_optimizer_state or leaf.keeps_optimizer_state
+        is_same_state = (present.optimiser, present.optimiser_state) == (leaf.optimiser, leaf.optimiser_state)
+        if keeps_state and not is_same_state:
             raise InvalidInput("leaf.optimiser", leaf.optimiser, "one whose state is kept cannot be changed in a run")
         if needs_sgd_path(leaf, self.federation.rules) and not self.federation.has_path:
             raise InvalidInput("leaf.optimiser", leaf.optimiser, "must be there from the start where rules correct")
-        if leaf.epochs != now.epochs:
+        if leaf.epochs != present.epochs:
             raise InvalidInput("leaf.epochs", leaf.epochs, "cannot be changed in a run")
         self.engine.leaf = leaf
 
     @property
     def meetings_per_round(self) -> int:
-        """How often the leaves meet their parents in a global round; `meetings` were held in the
-        one under way."""
+        """Number of the clients' synchronisations in a global round; `meetings` of them are done in
+        the present one."""
         return int(self.schedule.meetings[-1])
 
     @property
     def mean_steps(self) -> int:
-        """Local steps of a client so far, on average over the clients."""
+        """Local steps of a client so far, mean over the clients."""
         return round(self.step * self.pace)
 
     @property
     def done(self) -> bool:
-        """Whether all rounds were done, or the last one reached what the run is to stop at."""
+        """Whether all rounds are done, or the last one reached all goals that stop the run."""
         reached = bool(self.history) and self.history[-1].reaches(self.objective.goals)
         return len(self.history) >= self.rounds or reached
 
@@ -254,10 +246,10 @@ class Simulation(Shown):
         return result
 
     def advance(self) -> RoundResult | None:
-        """Train the leaves until the next meeting, and let it be held: the round's result where the
-        root met, and None inside a global round. Whoever calls this looks at `done`."""
+        """Train the clients and synchronise; return the round's result where the root synchronised,
+        and None inside a global round. The caller checks `done`."""
         self.check()
-        with attribute_errors(lambda: self.engine.training.owners(), f", in round {len(self.history) + 1}"):
+        with attribute_errors(lambda: self.engine.training.function_names(), f", in round {len(self.history) + 1}"):
             return self._advance()
 
     def _advance(self) -> RoundResult | None:
@@ -265,140 +257,145 @@ class Simulation(Shown):
         self.ranks.connect()
         began = time.perf_counter()
         check_number("leaf.lr", self.leaf.lr(round), at_least=0, at_most=torch.finfo(self.flat.dtype).max)
-        top, renewed = self._one_meeting(round)
-        if top > 1:
+        top_level, renewed = self._train_and_synchronize(round)
+        if top_level > 1:
             self._seconds += time.perf_counter() - began
             self.met(self.meetings, self.meetings_per_round)
             return None
         test = self.test if is_evaluation_round(round + 1, self.evaluate_every, self.rounds) else None
-        parts = [RankRecord(**each) for each in self.ranks.all(vars(self._seen(renewed, test)))]
-        seconds = self._seconds + time.perf_counter() - began
+        parts = self._rank_records(renewed, test)
         tree = self.federation.tree.whole
-        rate, steps = float(self.leaf.lr(round)), self.mean_steps
-        result = merge_records(tree, parts, self.objective, round + 1, steps, rate, seconds, self._before)
+        result = merge_records(
+            tree,
+            parts,
+            self.objective,
+            round=round + 1,
+            steps=self.mean_steps,
+            lr=float(self.leaf.lr(round)),
+            seconds=self._seconds + time.perf_counter() - began,
+            before=self._before,
+        )
         if self.clock is not None:
             result = self.clock.record(result)
         self._begin_round(RoundProgress())
         self.history.append(result)
-        self._problem = all_refused_error(tree, self.history, self.ranks.is_first)
+        self._problem = all_refused_error(tree, self.history, warns=self.ranks.is_first)
         return result
 
-    def _one_meeting(self, round: int) -> tuple[int, bool]:
-        """Train and meet; the topmost edge level that met, and whether its parents have a new
-        model."""
-        federation, drift = self.federation, self.drift
+    def _train_and_synchronize(self, round: int) -> tuple[int, bool]:
+        """Train the clients and synchronise; return the topmost edge level that synchronised, and
+        whether its parents have a new model."""
+        federation, trainer = self.federation, ClientTrainer(self.engine, self.home)
         if self._clipped_before is None:
             self._clipped_before = self.engine.clipped_steps
-        steps, top = self.schedule.event(self.meetings)
-        federation.begin()
-        if federation.wants_gradients:
-            look = self.home.work(federation.work(self.step, 1, round))
-            federation.start_from_gradients(self.home.shared(self.engine.gradients(look)))
-        if drift is not None and top == 1:
+        steps, top_level = self.schedule.event(self.meetings)
+        federation.begin_round()
+        if federation.needs_gradients:
+            federation.restart_from_gradients(trainer.gradients(federation.train_request(self.step, 1, round)))
+        if self.drift is not None and top_level == 1:
             corrections = [level.correction for level in federation.levels]
-            drift.compare(corrections, federation.levels[-2].given[MODEL])
-        work = self.home.work(federation.work(self.step, steps, round))
-        federation.trained(self.home.trained(self.engine.train(work)), self.leaf.rate(round, steps))
-        met = federation.meet(top)
-        self._refused.append(met.refused)
-        self._client_steps += sum(self.engine.training.steps(self.leaf, client, steps) for client in work.active)
+            self.drift.compare(corrections, federation.levels[-2].broadcast[MODEL])
+        request = federation.train_request(self.step, steps, round)
+        federation.apply_training(trainer.train(request), self.leaf.lr_sum(round, steps))
+        result = federation.synchronize(top_level)
+        self._rejected.append(result.rejected)
+        training = self.engine.training
+        self._client_steps += sum(training.steps(self.leaf, client, steps) for client in request.clients)
         self.step += steps
         self.meetings += 1
-        return top, met.renewed
+        return top_level, result.renewed
 
-    def _seen(self, renewed: bool, test: Pair | None) -> RankRecord:
-        """What this process saw since it was last asked."""
-        seen = RankRecord(
-            refused=self._refused,
+    def _rank_records(self, renewed: bool, test: Pair | None) -> list[RankRecord]:
+        """Every rank's record of the synchronisations since this was last asked; all ranks must
+        call it."""
+        record = RankRecord(
+            rejected=self._rejected,
             renewed=renewed,
-            tally=None if test is None else self._tally_of_root(test),
+            evaluation=None if test is None else self._evaluate_root(test),
             nodes=[] if test is None else self._evaluate_nodes(test),
             client_bytes=self.traffic.communication.client_bytes,
-            drift=None if self.drift is None else self.drift.take(),
+            drift=None if self.drift is None else self.drift.pop_round(),
             clipped=self._clipped(),
             client_steps=self._client_steps,
         )
-        self._look_from_here()
-        return seen
+        self._reset_counts()
+        return [RankRecord.from_plain(values) for values in self.ranks.all(record.to_plain())]
 
-    def _begin_round(self, done: RoundProgress) -> None:
-        """Go on with a round of which so much is done."""
-        self._before, self.meetings, self._seconds = done
-        self._look_from_here()
+    def _begin_round(self, progress: RoundProgress) -> None:
+        """Begin a round, or go on with one that was interrupted."""
+        self._before, self.meetings, self._seconds = progress
+        self._reset_counts()
 
     def _clipped(self) -> int | None:
-        if not self.leaf.clips:
+        if not self.leaf.has_clip:
             return None
         return 0 if self._clipped_before is None else self.engine.clipped_steps - self._clipped_before
 
-    def _look_from_here(self) -> None:
-        self._refused, self._client_steps = [], 0
-        # read at the next meeting: until then somebody else may use the engine
+    def _reset_counts(self) -> None:
+        self._rejected, self._client_steps = [], 0
+        # read before the next training: until then others may use the engine
         self._clipped_before = None
 
     def check(self) -> None:
-        """Raise what the last round showed to be wrong with the run as a whole; asked again, it may
-        go on."""
+        """Raise the error that the last round showed in the run as a whole, once: a caller that
+        asks again may go on."""
         problem, self._problem = self._problem, None
         if problem is not None:
             self.ranks.agreed_on = problem
             raise problem
 
     def state(self, history: bool = True) -> StateDict:
-        """Where the run stands, after a round or `within` one: enough to go on to the same bits,
-        and valid until it goes on (a deep copy of it, or what is written from it, for ever).
-        Whoever keeps the records elsewhere can leave out the history.
+        """The state of the run after a round or `within` one: going on from it gives the same bits.
 
-        The random streams need no place in it: a draw is a function of the step, the node and the
-        seed.
+        It is valid until the run goes on; a deep copy of it, or a file, for ever. history: whether
+        it has the records of all rounds. Random numbers need no state: they are functions of the
+        seed, the node and the step.
         """
         parts = {"federation": self.federation.saved(), "traffic": self.traffic.saved()}
         return {
             "step": self.step,
             **({"history": [asdict(result) for result in self.history]} if history else {}),
             **(gather_state(self.ranks, self.federation.tree, parts) or {name: {} for name in parts}),
-            # another engine's bits are others
+            # another engine gives other bits
             "engine": self.engine.name,
-            # how many clients share a batched product can change its last bits, and what fits
-            # depends on the moment
+            # the number of clients in a batched product can change its last bits, and how many fit
+            # depends on the free memory
             "chunk": self.engine.chunk_size,
             **({"within": self._within()} if self.meetings else {}),
         }
 
     def _within(self) -> StateDict:
-        """What was done of the round under way."""
-        tree = self.federation.tree.whole
-        parts = [RankRecord(**each) for each in self.ranks.all(vars(self._seen(False, None)))]
-        self._before = self._before.then(PartialRecord.of(tree, parts))
+        """The part of the present round that is done."""
+        parts = self._rank_records(renewed=False, test=None)
+        self._before = self._before.append(PartialRecord.merge_ranks(self.federation.tree.whole, parts))
         return {"meetings": self.meetings, "seconds": self._seconds, **asdict(self._before)}
 
     def restore(self, state: StateDict) -> None:
-        """Go on from the state of a run set up the same way; one that does not fit is refused, and
-        nothing changed.
+        """Go on from the state of a run that was set up the same way; raise, and change nothing,
+        where it does not fit.
 
-        Of several ranks the first one's is taken, and all must call this.
+        On several ranks the first one's state is taken, and all must call this.
         """
         federation, ranks = self.federation, self.ranks
         with ranks.together():
             if ranks.is_first:
                 check_state(state, self.engine, federation.tree, self.meetings_per_round, ranks.count > 1)
-        known = ranks.first({name: value for name, value in state.items() if name not in PARTS})
-        mine = scatter_state(ranks, federation.tree, {name: state.get(name, {}) for name in PARTS})
+        shared = ranks.first({name: value for name, value in state.items() if name not in PARTS})
+        part = scatter_state(ranks, federation.tree, {name: state.get(name, {}) for name in PARTS})
         with ranks.together():
-            held, sent = federation.fitted(mine["federation"]), self.traffic.fitted(mine["traffic"])
+            federation_state = federation.fitted(part["federation"])
+            traffic_state = self.traffic.fitted(part["traffic"])
         ranks.connect()
-        federation.restore(held)
-        self.traffic.restore(sent)
-        self.history, self.step = [RoundResult.of(values) for values in known["history"]], known["step"]
-        self.engine.chunk_size = known["chunk"]
+        federation.restore(federation_state)
+        self.traffic.restore(traffic_state)
+        self.history, self.step = [RoundResult.of(values) for values in shared["history"]], shared["step"]
+        self.engine.chunk_size = shared["chunk"]
         if self.drift is not None:
-            self.drift.take()
-        is_within = "within" in known
-        self._begin_round(
-            RoundProgress.read(known["within"], federation.tree, self.meetings_per_round)
-            if is_within
-            else RoundProgress()
-        )
+            self.drift.pop_round()
+        progress = RoundProgress()
+        if "within" in shared:
+            progress = RoundProgress.from_plain(shared["within"], federation.tree, self.meetings_per_round)
+        self._begin_round(progress)
 
     def save(
         self,
@@ -409,10 +406,11 @@ class Simulation(Shown):
         tensorboard: bool = False,
         force: bool = False,
     ) -> None:
-        """Keep the run in a folder, as `stratafl run` does: its records, checkpoints, report.
+        """Record the run in a folder, as `stratafl run` does: its records, checkpoints and report.
 
-        If the folder has this very run, it goes on from its last checkpoint, or is done; another
-        run's is refused. Ctrl-C then stops a run at the end of a group round, with a checkpoint.
+        If the folder has this very run, it goes on from its last checkpoint, or is done; for the
+        folder of another run an error is raised. Ctrl-C then stops a run after the present
+        synchronisation, with a checkpoint.
 
         checkpoint_every: rounds; 0 for only when the run is stopped.
         keep_state: whether every node's model and correction stay when the run is done, so that the
@@ -427,39 +425,38 @@ class Simulation(Shown):
         self._recorder = self.saving(self, Path(path), checkpoint_every, keep_state, tensorboard, force)
 
     def run(self, progress: bool | None = None, callbacks: Sequence[Tracker] = ()) -> Result:
-        """Do the rounds that are left.
+        """Run the remaining rounds.
 
-        progress: whether to show how far it is; unless given, at a terminal and in a notebook.
-        callbacks: who is told of the beginning, every round and the end, on the first of several
-            ranks: see `simulation.callbacks`.
+        progress: whether to show a progress bar; unless given, at a terminal and in a notebook.
+        callbacks: called at the beginning, after every round and at the end, on the first of
+            several ranks (see `simulation.callbacks`).
         """
         quiet = not (self.ranks.is_first and (is_interactive() if progress is None else progress))
         title = "run" if self._recorder is None else self._recorder.name
-        before = self.met
+        previous = self.met
         with (
             nullcontext() if self._recorder is None else self._recorder.listening(),
-            ProgressBar(title, self.rounds, quiet, len(self.history)) as display,
+            ProgressBar(title, self.rounds, quiet, len(self.history)) as progress_bar,
             tracking(callbacks if self.ranks.is_first else (), self.facts()) as follow,
         ):
-            self.met = before if quiet else display.met
+            self.met = previous if quiet else progress_bar.on_sync
             try:
                 for record in self:
-                    display.show(record)
+                    progress_bar.show(record)
                     follow(record)
             finally:
-                self.met = before
+                self.met = previous
         return self.result()
 
     def result(self) -> Result:
-        """The run as it stands now; on several ranks, with the rows of the nodes that are on this
-        one."""
+        """The present result; on several ranks, with the rows of this rank's nodes."""
         federation = self.federation
         models, buffers = zip(*map(self.rows, range(len(federation.levels))), strict=True)
         return Result(
             tree=federation.tree,
             module=self.flat.build(models[0][0], buffers[0][0]),
             models=list(models),
-            corrections=[self.home.corrections(level.correction) for level in federation.levels[1:]],
+            corrections=[self.home.pad_corrections(level.correction) for level in federation.levels[1:]],
             history=list(self.history),
             communication=self._communication(),
             flat=self.flat,
@@ -468,28 +465,30 @@ class Simulation(Shown):
         )
 
     def _communication(self) -> Communication:
-        """Everything sent in the whole tree."""
+        """Messages and bytes of the whole tree."""
         tree = self.federation.tree
         communication = Communication(tree.whole)
-        joined = gather_state(self.ranks, tree, self.traffic.communication.saved())
-        if joined:
-            communication.restore(copy.deepcopy(joined))
+        counts = gather_state(self.ranks, tree, self.traffic.communication.saved())
+        if counts:
+            communication.restore(copy.deepcopy(counts))
         return communication
 
-    def _tally_of_root(self, test: Pair) -> EvaluationSums:
-        """The root's tally on this rank's share of the test data."""
+    def _evaluate_root(self, test: Pair) -> EvaluationSums:
+        """The root's evaluation on this rank's share of the test data."""
         (x_P,), (b_B,) = self.rows(0)
         return evaluate_model(self.flat, self.objective, shard_for_rank(self.ranks, self.objective, test), x_P, b_B)
 
     def rows(self, level: int) -> tuple[Tensor, Tensor]:
-        """The models and the buffers of all nodes of a level, whole. On several ranks, all must
-        call it."""
+        """Whole models and buffers of the nodes of a level. On several ranks, all must call it."""
         federation = self.federation
-        now, kept = federation.levels[level], federation.levels[-1].optimiser
-        return self.home.whole(federation.tree, level, now.model, federation.buffers(level), kept)
+        model_NP, client_rows = federation.levels[level].model, federation.levels[-1].client_rows
+        return self.home.whole_models(federation.tree, level, model_NP, federation.buffers(level), client_rows)
 
     def _evaluate_nodes(self, test: Pair) -> list[dict[str, dict[str, float]]]:
-        """Per level that was asked for below the root."""
+        """Metrics of the nodes of every evaluated level below the root."""
         tree = self.federation.tree
-        subject = self.flat, self.objective, test if self.own_test is None else self.own_test
-        return [evaluate_level(tree, level, *subject, *self.rows(level)) for level in self.evaluate_levels if level > 0]
+        node_test = test if self.own_test is None else self.own_test
+        levels = [level for level in self.evaluate_levels if level > 0]
+        return [
+            evaluate_level(tree, level, self.flat, self.objective, node_test, *self.rows(level)) for level in levels
+        ]

@@ -48,9 +48,9 @@ class TuningTrial:
     @staticmethod
     def of(run: StoredRun, task: TuningTask) -> TuningTrial:
         """Price a stored run for every network of a task."""
-        goal = task.target.towards(run.better)
+        goal = task.target.with_direction(run.better)
         curve = curve_of(run, goal.metric)
-        first = goal.first([round for round, _ in curve], [value for _, value in curve])
+        first = goal.first_round([round for round, _ in curve], [value for _, value in curve])
         priceable = PriceableRun.of(run) if run.rounds else None
         costs = {} if priceable is None else {network.name: priceable.cost_on(network) for network in task.networks}
         return TuningTrial(run, _outcome(run, first), run.reason, goal, first, costs)

@@ -49,15 +49,20 @@ def config(tmp_path: Path) -> Config:
 def trained(engine: Engine, x_P: torch.Tensor, b_B: torch.Tensor, leaf: int) -> tuple[torch.Tensor, ...]:
     whose = np.zeros(leaf + 1, dtype=np.int64)
     work = TrainRequest(
-        IndexedRows(x_P[None], whose), IndexedRows(b_B[None], whose), (), (), [leaf], step=3, steps=4, round=0
+        model=IndexedRows(x_P[None], whose),
+        buffers=IndexedRows(b_B[None], whose),
+        clients=[leaf],
+        first_step=3,
+        steps=4,
     )
-    return engine.train(work)[:2]
+    result = engine.train(work)
+    return result.model_AP, result.buffers_AB
 
 
 @pytest.mark.parametrize("leaf", range(4))
 def test_a_leaf_alone_trains_as_in_the_whole(config: Config, leaf: int, monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = experiment(config)
-    x_P, b_B = simulation.flat.row(simulation.flat.module)
+    x_P, b_B = simulation.flat.flatten_module(simulation.flat.module)
     wanted = trained(simulation.engine, x_P, b_B, leaf)
     monkeypatch.setattr(setup, "set_up", None)  # nothing of the whole is needed
     torch.manual_seed(leaf)  # whatever the process has drawn before

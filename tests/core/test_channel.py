@@ -3,6 +3,8 @@ something."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from stratafl.base.rng import Stream, uniform
 from stratafl.core.channel import BUFFERS, MODEL, Channel, ChannelKey, Channels, row_bytes
 from stratafl.core.rule import Edge, Rows, average
 from stratafl.federation.federation import Federation
-from stratafl.federation.sync import Terms
+from stratafl.federation.sync import EdgeLevel
 from tests.deploy.trees import Deployed, simulation
 
 STEP = 2.0**-7
@@ -52,16 +54,8 @@ def travelling(sim: Simulation, channels: tuple[Channels, ...]) -> Simulation:
     """The same run over other channels."""
     before = sim.federation
     top = before.levels[0]
-    sim.federation = Federation(
-        before.tree,
-        before.rules[1:],
-        top.model[0],
-        top.buffers[0],
-        before.participation[1:],
-        before.seed,
-        watchers=before.watchers,
-        channels=channels,
-    )
+    edges = [replace(edge, channels=channels[level - 1]) for level, edge in before.edges.items()]
+    sim.federation = Federation(before.tree, edges, top.model[0], top.buffers[0], observers=before.observers)
     return sim
 
 
@@ -114,8 +108,8 @@ def test_a_run_over_a_channel_with_a_memory_goes_on_where_it_stood() -> None:
 
 def test_identity_changes_nothing_and_counts_rows() -> None:
     rows = {MODEL: torch.ones(3, 5), BUFFERS: torch.ones(3, 2, dtype=torch.float64)}
-    terms = Terms(average(), 1, 0)
-    memory, payload = terms.channels.up.encode({}, rows, None, terms.key(1, torch.arange(3).numpy()))
+    edge = EdgeLevel(level=1, rule=average(), seed=0)
+    memory, payload = edge.channels.up.encode({}, rows, None, edge.channel_key(1, torch.arange(3).numpy()))
     assert memory == {}
-    assert terms.channels.up.decode(payload, None) is rows
+    assert edge.channels.up.decode(payload, None) is rows
     assert row_bytes(payload) == 5 * 4 + 2 * 8

@@ -59,14 +59,14 @@ def test_round_trip(make) -> None:
     torch.manual_seed(0)
     module = make()
     flat = FlatModule(module)
-    x_P, b_B = flat.row(module)
+    x_P, b_B = flat.flatten_module(module)
     assert x_P.shape == (flat.parameters,)
     assert b_B.shape == (flat.buffers,)
     assert flat.parameters == sum(p.numel() for p in module.parameters())
     assert same(flat.build(x_P, b_B), module)
     other = flat.build(x_P + 1, b_B + 2)
-    torch.testing.assert_close(flat.row(other)[0], x_P + 1)
-    torch.testing.assert_close(flat.row(other)[1], b_B + 2)
+    torch.testing.assert_close(flat.flatten_module(other)[0], x_P + 1)
+    torch.testing.assert_close(flat.flatten_module(other)[1], b_B + 2)
 
 
 def test_a_built_module_owns_its_values() -> None:
@@ -83,9 +83,9 @@ def test_a_built_module_owns_its_values() -> None:
 def test_rows_are_in_the_module_s_order() -> None:
     module = nn.Linear(2, 1, dtype=torch.float64)
     flat = FlatModule(module)
-    x_P, _ = flat.row(module)
+    x_P, _ = flat.flatten_module(module)
     assert torch.equal(x_P, torch.cat([module.weight.flatten(), module.bias]))
-    views = flat.named(x_P, torch.empty(0))
+    views = flat.unflatten(x_P, torch.empty(0))
     views["bias"][0] = 7
     assert x_P[2] == 7
 
@@ -94,7 +94,7 @@ def test_tied_weights_are_one() -> None:
     module = Tied()
     flat = FlatModule(module)
     assert flat.parameters == 12
-    x_P, b_B = flat.row(module)
+    x_P, b_B = flat.flatten_module(module)
     built = flat.build(x_P * 2, b_B)
     assert built.read.weight is built.embed.weight
     inputs = samples()[0]
@@ -121,21 +121,21 @@ def test_gradient_is_autograd_s() -> None:
     inputs = inputs.double()
     flat = FlatModule(module)
     flat.module.train()
-    x_P, b_B = flat.row(module)
+    x_P, b_B = flat.flatten_module(module)
     g_P = flat.gradient(x_P, b_B, inputs, labels, F.cross_entropy)
     module.train()
     F.cross_entropy(module(inputs), labels).backward()
     expected = torch.cat([p.grad.flatten() for p in module.parameters()])
     torch.testing.assert_close(g_P, expected, rtol=0, atol=1e-15)
     assert not x_P.requires_grad
-    torch.testing.assert_close(b_B, flat.row(module)[1])
+    torch.testing.assert_close(b_B, flat.flatten_module(module)[1])
 
 
 def test_a_buffer_that_is_replaced_is_seen() -> None:
     module = Counter()
     flat = FlatModule(module)
     flat.module.train()
-    x_P, b_B = flat.row(module)
+    x_P, b_B = flat.flatten_module(module)
     flat.call(x_P, b_B, samples(5)[0])
     flat.call(x_P, b_B, samples(7)[0])
     assert b_B.tolist() == [12]
@@ -145,7 +145,7 @@ def test_a_buffer_that_is_replaced_is_seen() -> None:
 def test_a_buffer_that_is_not_saved_is_still_a_buffer() -> None:
     module = Counter(persistent=False)
     flat = FlatModule(module)
-    x_P, b_B = flat.row(module)
+    x_P, b_B = flat.flatten_module(module)
     assert b_B.tolist() == [0]
     assert flat.build(x_P, b_B + 3).seen == 3
 

@@ -90,10 +90,10 @@ def test_rate_is_how_far_a_unit_gradient_moves_the_model(momentum: float, steps:
     for round in range(2):
         next(sim)
         after = sim.result().models[0].item()
-        assert before - after == pytest.approx(chain.rate(round, steps), rel=1e-12)
+        assert before - after == pytest.approx(chain.lr_sum(round, steps), rel=1e-12)
         before = after
-    assert chain.rate(0, 0) == 0
-    assert leaf(0.1).rate(0, 5) == pytest.approx(0.5)
+    assert chain.lr_sum(0, 0) == 0
+    assert leaf(0.1).lr_sum(0, 5) == pytest.approx(0.5)
 
 
 def test_mtgc_with_momentum_reaches_the_minimiser() -> None:
@@ -128,7 +128,7 @@ def test_the_rate_of_each_round_is_reported() -> None:
 def test_leaf_takes_a_function_of_the_round() -> None:
     chain = leaf(lambda round: 0.1 / (1 + round))
     assert isinstance(chain, Leaf)
-    assert chain.rate(4, 3) == pytest.approx(0.06)
+    assert chain.lr_sum(4, 3) == pytest.approx(0.06)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.6])

@@ -58,7 +58,7 @@ def test_names_tables_and_paths(tmp_path: Path) -> None:
     assert config(None, momentum=0.5).leaf.chain(1).optimiser == SGD(0.5)
     assert config("adam").leaf.chain(1).optimiser == Adam()
     made = config({"name": "adamw", "betas": [0.8, 0.9], "weight_decay": 0.1}, optimiser_state="keep").leaf.chain(1)
-    assert made.optimiser == AdamW((0.8, 0.9), weight_decay=0.1) and made.keeps
+    assert made.optimiser == AdamW((0.8, 0.9), weight_decay=0.1) and made.keeps_optimizer_state
     path = own(tmp_path)
     assert config({"name": f"{path}:Signs", "beta": 0.5}).leaf.chain(1).optimiser == (0.5,)
     assert config(f"{path}:Signs").leaf.chain(1).optimiser == (0.9,)
@@ -81,7 +81,7 @@ def test_a_wrong_path_or_parameter_is_one_line(tmp_path: Path, name: str, words:
 def test_a_deployed_leaf_has_the_config_s_optimiser() -> None:
     given = config("adam", optimiser_state="keep")
     engine = leaf_trainer(given, 1, *part_of(given, 1)).engine
-    assert engine.leaf.optimiser == Adam() and engine.leaf.keeps
+    assert engine.leaf.optimiser == Adam() and engine.leaf.keeps_optimizer_state
 
 
 def test_the_example_learns_on_every_engine(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_filters_that_lie_channels_last_have_states_that_do() -> None:
     settings = {"model": model, "inputs": inputs, "leaf": mine, "initial": model().state_dict()}
     loop, stacked = pairs.federation(**settings), pairs.stacked(pairs.federation(**settings), chunk_size=2)
     loop.run(), stacked.run()
-    kept = [sim.federation.levels[-1].optimiser for sim in (loop, stacked)]
+    kept = [sim.federation.levels[-1].client_rows for sim in (loop, stacked)]
     assert set(kept[0]) == {"m", "v", "steps"}
     for name in kept[0]:
         torch.testing.assert_close(kept[0][name], kept[1][name], rtol=0, atol=1e-12)
@@ -133,23 +133,25 @@ def test_a_state_is_kept_by_who_does_not_take_part_and_by_who_is_refused() -> No
     counts = torch.zeros(5, 1, dtype=torch.int64)
     for _ in range(3):
         for steps, top in sim.schedule.events():
-            sim.federation.begin()
+            sim.federation.begin_round()
             active = torch.as_tensor(sim.federation.levels[-1].active_N)[:, None]
-            sim.federation.trained(sim.engine.train(sim.federation.work(sim.step, steps, 0)), mine.rate(0, steps))
-            sim.federation.meet(top)
+            sim.federation.apply_training(
+                sim.engine.train(sim.federation.train_request(sim.step, steps, 0)), mine.lr_sum(0, steps)
+            )
+            sim.federation.synchronize(top)
             sim.step += steps
             counts += steps * active
-            assert torch.equal(sim.federation.levels[-1].optimiser["steps"], counts)
-            assert sim.federation.levels[-1].advanced == {}
+            assert torch.equal(sim.federation.levels[-1].client_rows["steps"], counts)
+            assert sim.federation.levels[-1].staged_client_rows == {}
     assert len(set(counts.flatten().tolist())) > 1
-    before = {name: rows.clone() for name, rows in sim.federation.levels[-1].optimiser.items()}
-    sim.federation.begin()
-    trained = sim.engine.train(sim.federation.work(sim.step, 1, 0))
-    trained.x_AP[0] = float("nan")
-    sim.federation.trained(trained, 0.05)
-    assert len(sim.federation.meet(2).refused) == 1
+    before = {name: rows.clone() for name, rows in sim.federation.levels[-1].client_rows.items()}
+    sim.federation.begin_round()
+    trained = sim.engine.train(sim.federation.train_request(sim.step, 1, 0))
+    trained.model_AP[0] = float("nan")
+    sim.federation.apply_training(trained, 0.05)
+    assert len(sim.federation.synchronize(2).rejected) == 1
     (first, *_) = np.flatnonzero(sim.federation.levels[-1].active_N)
-    after = sim.federation.levels[-1].optimiser
+    after = sim.federation.levels[-1].client_rows
     assert torch.equal(after["m"][first], before["m"][first]) and torch.equal(
         after["steps"][first], before["steps"][first]
     )
@@ -170,8 +172,8 @@ def test_a_run_that_goes_on_from_its_state_has_the_same_bits(engine: str) -> Non
     resumed.run()
     for a, b in zip(whole.federation.levels, resumed.federation.levels, strict=True):
         assert torch.equal(a.model, b.model) and torch.equal(a.buffers, b.buffers)
-        assert all(torch.equal(a.optimiser[name], b.optimiser[name]) for name in a.optimiser)
-    assert int(whole.federation.levels[-1].optimiser["steps"].max()) > 6
+        assert all(torch.equal(a.client_rows[name], b.client_rows[name]) for name in a.client_rows)
+    assert int(whole.federation.levels[-1].client_rows["steps"].max()) > 6
     other = pairs.federation(**{**settings, "leaf": leaf(0.05, optimiser="adamw")})
     with pytest.raises(InvalidInput, match="does not fit this run"):
         other.restore(state)

@@ -134,7 +134,7 @@ class Run:
         }
         found = load_file(self.folders["root"] / "model.safetensors")
         apart = max(float((found[name] - value).abs().max()) for name, value in wanted.items())
-        return max(apart, self._apart_at_home(sim.federation.levels[-1].optimiser))
+        return max(apart, self._apart_at_home(sim.federation.levels[-1].client_rows))
 
     def _apart_at_home(self, wanted: Rows) -> float:
         """How far what the leaves keep to themselves is from these, where every report counted."""

@@ -81,13 +81,13 @@ class Deployed:
         self.job = Job(
             name="test",
             tree=tree,
-            rules=tuple(federation.rules[1:]),
+            rules=tuple(federation.rules),
             schedule=sim.schedule,
-            participation=tuple(federation.participation[1:]),
-            seed=federation.seed,
+            participation=tuple(edge.participation for edge in federation.edges.values()),
+            seed=federation.edges[1].seed,
             rounds=sim.rounds,
-            parameters=sim.home.parameters.sent,
-            buffers=sim.home.buffers.sent,
+            parameters=sim.home.parameters.shared_width,
+            buffers=sim.home.buffers.shared_width,
             dtype=flat.dtype,
             by_samples=by_samples,
             patience=(patience or Patience(),) * tree.depth,
@@ -97,7 +97,9 @@ class Deployed:
             samples=tuple(0 if leaf in undeclared else len(part) for leaf, part in enumerate(self.parts)),
             channels=channels,
         )
-        at_home = {name: rows[:1] for name, rows in federation.levels[-1].optimiser.items() if name.startswith("home.")}
+        at_home = {
+            name: rows[:1] for name, rows in federation.levels[-1].client_rows.items() if name.startswith("local.")
+        }
         self.trainer, self.wrap = ClientTrainer(sim.engine, sim.home, at_home), wrap
         self.counts = [len(part) for part in self.parts]
         """The samples that leaves say they have."""
@@ -149,8 +151,11 @@ class Deployed:
         may not have been told yet; before its first round, what it begins with."""
         above, chain = self.kept[leaf].above, self.trainer.engine.leaf
         assert above is not None
-        first = chain.optimiser.init(self.start[0][None]) if chain.keeps else {}
-        return (above.optimiser if above.sent is None else above.sent.optimiser) or {**first, **self.trainer.at_home}
+        first = chain.optimiser.init(self.start[0][None]) if chain.keeps_optimizer_state else {}
+        return (above.optimiser if above.sent is None else above.sent.optimiser) or {
+            **first,
+            **self.trainer.initial_local,
+        }
 
     def correction(self, level: int, number: int) -> torch.Tensor | None:
         above = self.kept[self.job.tree.names[level][number]].above

@@ -93,7 +93,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in PYTHON])
 def test_python_runs(
-    name: str, workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, workplace: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     space: dict[str, object] = {"__name__": "page"}
     for block in READ[name].blocks:
@@ -108,7 +108,7 @@ def test_python_runs(
         elif block.language == "bash" and name in WALKED:
             for line in blocks.commands_of(block):
                 assert run(line, monkeypatch) == 0, line
-    assert "goes on without it" not in capsys.readouterr().err, "a callback of the page's has failed"
+    assert "goes on without it" not in caplog.text, "a callback of the page's has failed"
 
 
 def run(line: str, monkeypatch: pytest.MonkeyPatch) -> int:

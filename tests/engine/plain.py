@@ -140,9 +140,9 @@ def engine(name: EngineName, given: Problem, dtype: torch.dtype = torch.float64,
     module, clients = given.module.to(dtype), [client.to(dtype) for client in given.clients]
     inputs, targets = (as_type(each.clone(), dtype) for each in (given.inputs, given.targets))
     flat = FlatModule(module)
-    rows = [flat.row(client) for client in clients]
+    rows = [flat.flatten_module(client) for client in clients]
     x, b = (IndexedRows(torch.stack(parts).to(inputs.device)) for parts in zip(*rows, strict=True))
-    work = TrainRequest(x, b, (), (), list(range(len(clients))), 0, STEPS, 0)
+    work = TrainRequest(model=x, buffers=b, clients=list(range(len(clients))), steps=STEPS)
     theirs = [*tensors_of(inputs).values(), targets, x.rows_MP, b.rows_MP, *given.partition]
     theirs += [*module.parameters(), *module.buffers()]
     before = [_bytes(each) for each in theirs]
@@ -158,12 +158,12 @@ def engine(name: EngineName, given: Problem, dtype: torch.dtype = torch.float64,
     )
     trainer = make_engine(name, training, chunk_size=chunk)
     g_NP = trainer.gradients(work)
-    x_NP, b_NB, *_ = trainer.train(work)
+    result = trainer.train(work)
     assert [_bytes(each) for each in theirs] == before, "what is the user's has changed"
     found = []
-    for g_P, x_P, b_B in zip(g_NP, x_NP, b_NB, strict=True):
-        gradient = {name: value for name, value in flat.named(g_P, b_B).items() if name in flat.names}
-        found.append(Trained(flat.named(x_P, b_B), gradient))
+    for g_P, x_P, b_B in zip(g_NP, result.model_AP, result.buffers_AB, strict=True):
+        gradient = {name: value for name, value in flat.unflatten(g_P, b_B).items() if name in flat.names}
+        found.append(Trained(flat.unflatten(x_P, b_B), gradient))
     return Ran(trainer.how, found)
 
 

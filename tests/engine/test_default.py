@@ -78,7 +78,14 @@ def training(
     module(data[0][:2])  # sizes that are found out
     parts = ClientIndex.from_lists(torch.arange(clients * each).split(each))
     return ClientTraining(
-        FlatModule(module), F.cross_entropy, InMemorySamples(*data), parts, chain or leaf(), BATCH, "epochs", 0
+        flat=FlatModule(module),
+        loss=F.cross_entropy,
+        samples=InMemorySamples(*data),
+        partition=parts,
+        client_update=chain or leaf(),
+        batch_size=BATCH,
+        sampling="epochs",
+        seed=0,
     )
 
 
@@ -94,7 +101,7 @@ def test_by_the_operations_of_a_model(name: str) -> None:
     assert chosen(given, CLIENTS, "fp32") == expected
     assert make_default_engine(given, given, CLIENTS).how == expected
     assert torch.equal(torch.get_rng_state(), before[0])
-    for was, now in zip(before[1], given.flat.row(given.flat.module), strict=True):
+    for was, now in zip(before[1], given.flat.flatten_module(given.flat.module), strict=True):
         assert torch.equal(was, now), "looking at a module changes nothing"
 
 
@@ -156,7 +163,7 @@ def test_what_cannot_be_padded_needs_enough_clients_of_a_length() -> None:
     assert mean_distinct_batch_lengths(ragged) == 1.5, "all of a pass's first batches are full, half of the second"
     assert make_default_engine(ragged, ragged, 1.5 * MIN_CLIENTS).how == "stacked"
     assert make_default_engine(ragged, ragged, 1.5 * MIN_CLIENTS - 1).how == "loop"
-    whole = replace(ragged, batch=None)
+    whole = replace(ragged, batch_size=None)
     assert mean_distinct_batch_lengths(whole) == 2
     assert make_default_engine(whole, whole, 1.5 * MIN_CLIENTS).how == "loop"
     padded = replace(ragged, flat=training(images(nn.ReLU())).flat)

@@ -20,7 +20,18 @@ def made(name: str, module: nn.Module | None = None, clients: int = 3, **more):
     parts = list(torch.arange(12).chunk(clients))
     data = torch.randn(12, 3), torch.randint(2, (12,))
     return make_engine(
-        name, ClientTraining(flat, F.cross_entropy, InMemorySamples(*data), parts, leaf(), 2, "epochs", 0), **more
+        name,
+        ClientTraining(
+            flat=flat,
+            loss=F.cross_entropy,
+            samples=InMemorySamples(*data),
+            partition=parts,
+            client_update=leaf(),
+            batch_size=2,
+            sampling="epochs",
+            seed=0,
+        ),
+        **more,
     )
 
 

@@ -134,8 +134,8 @@ def gradients(engine_name: EngineName, precision: str = "fp32", **settings) -> T
     """Each client's first gradient."""
     simulation = federation(**settings, engine=engine_name, precision=precision)
     assert simulation.engine.how == engine_name
-    simulation.federation.begin()
-    return simulation.engine.gradients(simulation.federation.work(0, 1, 0))
+    simulation.federation.begin_round()
+    return simulation.engine.gradients(simulation.federation.train_request(0, 1, 0))
 
 
 @pytest.mark.parametrize("inputs_times", [1, 1e5])

@@ -113,8 +113,8 @@ PLACES: dict[str, Callable[[BaseException, pytest.MonkeyPatch], object]] = {
     "padding": of_padding,
     "an operation that is mapped": of_one_operation,
     "a batch of one": lambda problem, _: check_single_sample_batches(
-        ModelUnderTest(training(problem).flat, *training(problem).flat.row(Failing(problem)), LOSS), X, LABELS, 5,
-        "epochs", {"it": 6},
+        ModelUnderTest(training(problem).flat, *training(problem).flat.flatten_module(Failing(problem)), LOSS),
+        X, LABELS, 5, "epochs", {"it": 6},
     ),
 }  # fmt: skip
 

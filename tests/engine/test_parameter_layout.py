@@ -83,10 +83,10 @@ def test_there_and_back(of: list[int] | None) -> None:
     layout = ParameterLayout(flat, FILTERS)
     rows = torch.randn(4 if of is None else 2, flat.parameters, dtype=torch.float64)
     given, leaves, none = IndexedRows(rows, None if of is None else np.array(of)), [3, 0, 2], rows.new_empty(3, 0)
-    wanted, found = given.some(leaves), layout.some(given, leaves)
+    wanted, found = given.take(leaves), layout.some(given, leaves)
     assert not torch.equal(found, wanted)
     for name, view in layout.named(found, none).items():
-        assert torch.equal(view, flat.named(wanted, none)[name]), name
+        assert torch.equal(view, flat.unflatten(wanted, none)[name]), name
     back = torch.full_like(wanted, float("nan"))
     layout.restore(found, back)
     assert torch.equal(back, wanted)
@@ -100,12 +100,12 @@ def test_only_rows_that_some_leaf_of_a_chunk_has_are_ordered() -> None:
     assert set(ordered) == {2}
     back = torch.empty_like(found)
     layout.restore(found, back)
-    assert torch.equal(back, given.some([3, 5, 4]))
+    assert torch.equal(back, given.take([3, 5, 4]))
 
 
 def test_what_is_no_row_of_parameters_stays_as_it_is() -> None:
     rate = IndexedRows(torch.randn(4, 1, dtype=torch.float64))
-    assert torch.equal(ParameterLayout(FlatModule(convolutional()), FILTERS).some(rate, [2, 1]), rate.some([2, 1]))
+    assert torch.equal(ParameterLayout(FlatModule(convolutional()), FILTERS).some(rate, [2, 1]), rate.take([2, 1]))
 
 
 def test_one_tap_or_one_channel_lies_the_same_either_way() -> None:

@@ -126,7 +126,7 @@ def test_whoever_falls_back_keeps_the_precision(engine: str, capsys) -> None:
 def test_a_cast_weight_is_not_kept_for_another_client() -> None:
     """The library keeps what it cast as long as an autocast of the user's own goes on."""
     simulation = run(made("tied"), "loop", "bf16")
-    simulation.federation.begin()
+    simulation.federation.begin_round()
     work = simulation.federation.work(0, 3, 0)
     expected = simulation.engine.train(work).x_AP
     with torch.autocast("cpu", torch.bfloat16):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 import pytest
 import torch
@@ -79,17 +80,17 @@ def test_corrections_from_gradients(restart: str) -> None:
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_only_those_who_take_part_are_trained(engine: str) -> None:
     sim = federation(participation=[1, 1], engine=engine)
-    sim.federation.begin()
-    work = sim.federation.work(0, 2, 0)
-    everyone = work._replace(active=list(range(5)))
-    assert 0 < len(work.active) < 5
+    sim.federation.begin_round()
+    work = sim.federation.train_request(0, 2, 0)
+    everyone = replace(work, clients=list(range(5)))
+    assert 0 < len(work.clients) < 5
     for few, all_of_them in (
-        (sim.engine.train(work)[0], sim.engine.train(everyone)[0]),
+        (sim.engine.train(work).model_AP, sim.engine.train(everyone).model_AP),
         (sim.engine.gradients(work), sim.engine.gradients(everyone)),
     ):
-        torch.testing.assert_close(few, all_of_them[work.active], rtol=0, atol=CLOSE)
-    nobody = work._replace(active=[])
-    assert sim.engine.train(nobody)[0].shape == sim.engine.gradients(nobody).shape == (0, sim.flat.parameters)
+        torch.testing.assert_close(few, all_of_them[work.clients], rtol=0, atol=CLOSE)
+    nobody = replace(work, clients=[])
+    assert sim.engine.train(nobody).model_AP.shape == sim.engine.gradients(nobody).shape == (0, sim.flat.parameters)
 
 
 def test_a_client_that_breaks_breaks_alone() -> None:
@@ -359,8 +360,8 @@ def test_a_step_leaves_nothing_behind() -> None:
     """Activations that are part of a cycle would stay until somebody looks for those: gigabytes, on
     a GPU."""
     sim = stacked(federation(model=seeded(Residual), shape=(2, 6, 6)))
-    sim.federation.begin()
-    work = sim.federation.work(0, 3, 0)
+    sim.federation.begin_round()
+    work = sim.federation.train_request(0, 3, 0)
 
     def tensors_after_training() -> int:
         sim.engine.train(work)

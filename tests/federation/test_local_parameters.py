@@ -122,7 +122,7 @@ def test_corrections_sum_to_zero_over_what_is_shared() -> None:
     assert clients.shape == result.models[-1].shape
     for rows in (groups, clients[:2], clients[2:]):
         assert float(rows.sum(dim=0).abs().max()) < 1e-12 < float(rows.abs().max())
-    stays = result.flat.named(torch.arange(result.flat.parameters), torch.empty(result.flat.buffers))
+    stays = result.flat.unflatten(torch.arange(result.flat.parameters), torch.empty(result.flat.buffers))
     assert not clients[:, [int(i) for name in ("norm.weight", "norm.bias") for i in stays[name]]].any()
 
 
@@ -251,5 +251,5 @@ def test_in_a_config() -> None:
         "run": {"rounds": 1},
     }
     simulation = experiment(Config.of(values))
-    assert len(simulation.home.parameters.home_K) > 0
+    assert len(simulation.home.parameters.local_K) > 0
     assert simulation.federation.levels[0].model.shape[1] == len(simulation.home.parameters.shared_S)

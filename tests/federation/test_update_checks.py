@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from stratafl import Draw, InvalidInput, RoundResult, Simulation, Tree, rules, simulate
 from stratafl.base.errors import join_names
 from stratafl.base.topology import sibling_median
-from stratafl.federation.update_checks import DEFAULT_RATIO, Refusal, update_limits
+from stratafl.federation.update_checks import DEFAULT_RATIO, Rejection, limits_by_level
 from stratafl.metrics.objective import Objective
 from stratafl.metrics.records import LOST_ROUNDS, RankRecord, all_refused_error, merge_records
 from stratafl.simulation.result import Result
@@ -241,9 +241,9 @@ def test_the_limit_can_be_set_and_switched_off() -> None:
 
 def test_only_rules_that_take_a_mean_are_limited_unless_asked_for() -> None:
     given = [rules.average(), rules.median(), rules.mtgc()]
-    assert update_limits(None, given) == [DEFAULT_RATIO, None, DEFAULT_RATIO]
-    assert update_limits(0, given) == [None] * 3
-    assert update_limits(10, given) == [10.0] * 3
+    expected = {None: [DEFAULT_RATIO, None, DEFAULT_RATIO], 0: [None] * 3, 10: [10.0] * 3}
+    for update_limit, ratios in expected.items():
+        assert [limits.ratio for limits in limits_by_level(given, update_limit, None)] == ratios
 
 
 @every_engine
@@ -270,14 +270,14 @@ def test_the_median_of_the_others() -> None:
 
 
 @every_depth
-def test_a_run_in_which_everything_is_refused_says_so_and_ends(depth: int, capsys: pytest.CaptureFixture) -> None:
+def test_a_run_in_which_everything_is_refused_says_so_and_ends(depth: int, caplog: pytest.LogCaptureFixture) -> None:
     sim = study("mtgc", depth, scale=torch.nan, rounds=10)
     seen = [next(sim) for _ in range(LOST_ROUNDS)]
     with pytest.raises(InvalidInput, match=f"round = {LOST_ROUNDS}: every update was refused") as problem:
         next(sim)
     assert [each.renewed for each in seen] == [False] * LOST_ROUNDS
     assert "\n" not in str(problem.value) and "not finite" in str(problem.value)
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = caplog.messages
     assert line.startswith("round 1: every update was refused") and "not finite" in line
     # whoever asks again, having changed something, is let to try
     assert next(sim).round == LOST_ROUNDS + 1
@@ -326,16 +326,26 @@ def test_a_healthy_client_now_and_then_keeps_a_run_alive() -> None:
 def test_thirty_thousand_refusals_are_told_in_no_time() -> None:
     tree, count = Tree.of("300x100"), 30_000
     half = count // 2
-    refusals = [Refusal(name, False) for name in tree.names[-1]]
+    refusals = [Rejection(name, False) for name in tree.names[-1]]
     parts = [
-        RankRecord([refusals[part]] * 2, False, None, [], 0, [(2, "drift", [1.0], [1.0])], None, 1)
+        RankRecord(
+            rejected=[refusals[part]] * 2,
+            renewed=False,
+            evaluation=None,
+            nodes=[],
+            client_bytes=0,
+            drift=[(2, "drift", [1.0], [1.0])],
+            clipped=None,
+            client_steps=1,
+        )
         for part in (slice(half, None), slice(half))
     ]
     began = time.perf_counter()
     history = [
-        merge_records(tree, parts, Objective(nn.CrossEntropyLoss()), round, round, 0.1, 0.0) for round in (1, 2, 3)
+        merge_records(tree, parts, Objective(nn.CrossEntropyLoss()), round=round, steps=round, lr=0.1, seconds=0.0)
+        for round in (1, 2, 3)
     ]
-    assert all_refused_error(tree, history, aloud=False) is not None
+    assert all_refused_error(tree, history, warns=False) is not None
     result = Result(tree, nn.Identity(), [], [], history, None, None, [])  # type: ignore[arg-type]
     assert set(result.refused.values()) == {6} and len(result.refused) == count
     # each takes half a minute or more where every name is searched for

@@ -66,17 +66,6 @@ def test_a_run_goes_on_under_other_weights(meetings: int, method: Any, engine: s
     assert torch.equal(before.result().models[0], same.result().models[0])
 
 
-def test_a_state_without_weights_was_made_under_those_of_now() -> None:
-    first, second = study("mtgc"), study("mtgc")
-    next(first)
-    state = copy.deepcopy(first.state())
-    for level in state["federation"]["levels"]:
-        for name in ("weights_N", "begun_N", "brings_N"):
-            del level[name]
-    second.restore(state)
-    assert torch.equal(first.run().models[0], second.run().models[0])
-
-
 # -- states that begin with the model of a node's first round --------------------------------------
 
 
@@ -171,7 +160,7 @@ def test_who_heard_nobody_is_absent_also_at_a_rate_of_0() -> None:
     deployed = Deployed(sim)
     deployed.root.greet()
     deployed.root.one_round()
-    assert sim.federation.levels[1].brings_N.tolist() == [True, False]
+    assert sim.federation.levels[1].has_update_N.tolist() == [True, False]
     first, second = (deployed.kept[name].reply for name in ("0", "1"))
     assert first is not None and first.report is not None and first.report.buffers is not None
     assert second is not None and second.report is not None and second.report.buffers is None

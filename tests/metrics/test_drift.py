@@ -201,8 +201,8 @@ def test_families_of_any_size_are_measured_alike() -> None:
     maker = torch.Generator().manual_seed(0)
     x_NP = torch.randn(7, 5, generator=maker, dtype=torch.float64)
     of_MP = torch.randn(3, 5, generator=maker, dtype=torch.float64)
-    equal = Drift(Tree.of("2x3"))._apart(2, x_NP[:6], of_MP[:2])
-    unequal = Drift(Tree.of([3, 3, 1]))._apart(2, x_NP, of_MP)
+    equal = Drift(Tree.of("2x3"))._squared_distances(2, x_NP[:6], of_MP[:2])
+    unequal = Drift(Tree.of([3, 3, 1]))._squared_distances(2, x_NP, of_MP)
     assert torch.allclose(equal, unequal[:6], rtol=1e-14)
 
 

@@ -64,10 +64,10 @@ def test_what_is_no_goal_is_refused(given: Any) -> None:
 
 def test_a_goal_knows_which_way_it_lies() -> None:
     goal = Goal("error", 0.5)
-    assert goal.towards({"error": "lower"}).reached(0.4) and not goal.towards({}).reached(0.4)
-    assert Goal("loss", 0.5).towards({}).sign == "<=", "as in runs that do not say"
-    assert not Goal("loss", 0.5, "<=").reached(math.nan) and not Goal("loss", 0.5, "<=").reached(None)
-    assert Goal("loss", 0.5, "<=").first([2, 4, 6], [1.0, 0.5, 0.1]) == 4
+    assert goal.with_direction({"error": "lower"}).is_reached(0.4) and not goal.with_direction({}).is_reached(0.4)
+    assert Goal("loss", 0.5).with_direction({}).sign == "<=", "as in runs that do not say"
+    assert not Goal("loss", 0.5, "<=").is_reached(math.nan) and not Goal("loss", 0.5, "<=").is_reached(None)
+    assert Goal("loss", 0.5, "<=").first_round([2, 4, 6], [1.0, 0.5, 0.1]) == 4
     assert str(Goal("loss", 0.5, "<=")) == "loss <= 0.5"
     with pytest.raises(InvalidInput, match="one metric"):
         parse_goal("target", {"a": 1, "b": 2})

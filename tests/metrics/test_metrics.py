@@ -291,4 +291,4 @@ def test_a_config_names_them(tmp_path: Path) -> None:
 
 def test_a_metric_is_plain_data_and_functions() -> None:
     (one,) = parse_metrics("f1")
-    assert isinstance(one, Metric) and one.adds_up and one.whole is None
+    assert isinstance(one, Metric) and one.is_additive and one.compute_all is None

@@ -178,7 +178,7 @@ def test_those_at_work_are_as_many_as_take_part() -> None:
         assert level.pending is not None
         began.append(level.active_N.reshape(2, 6))
         # one of three was merged, and so one begins
-        assert level.pending.is_N.reshape(2, 6).sum(axis=1).tolist() == [2, 2]
+        assert level.pending.mask_N.reshape(2, 6).sum(axis=1).tolist() == [2, 2]
     assert began[0].sum(axis=1).tolist() == [3, 3]
     assert all(each.sum(axis=1).tolist() == [1, 1] for each in began[1:])
     assert (np.sum(began, axis=0) > 0).all(), "everybody has a turn"

@@ -97,7 +97,7 @@ def test_a_client_with_nan_is_refused_and_named_and_its_siblings_go_on(name: str
 def test_learns(name: str) -> None:
     sim = federation(name, 2, test=None)
     sim.rounds = 25
-    supply = sim.engine.training.supply
+    supply = sim.engine.training.samples
     inputs, targets = supply.inputs_N, supply.targets_N
     sim.test = (inputs, targets)
     losses = [r.metrics["loss"] for r in sim]

@@ -36,11 +36,11 @@ def test_corrections_sum_to_zero_per_parent(shape, restart, seed, participation)
     moved = 0.0
     for steps, top in list(sim.schedule.events()) * 2:
         federation = sim.federation
-        federation.begin()
-        if federation.wants_gradients:
-            federation.start_from_gradients(sim.engine.gradients(federation.work(0, 1, 0)))
-        federation.trained(sim.engine.train(federation.work(0, steps, 0)), sim.leaf.rate(0, steps))
-        federation.meet(top)
+        federation.begin_round()
+        if federation.needs_gradients:
+            federation.restart_from_gradients(sim.engine.gradients(federation.train_request(0, 1, 0)))
+        federation.apply_training(sim.engine.train(federation.train_request(0, steps, 0)), sim.leaf.lr_sum(0, steps))
+        federation.synchronize(top)
         for level in range(1, problem.tree.depth + 1):
             correction = federation.levels[level].correction
             moved = max(moved, float(correction.abs().max()))
@@ -56,9 +56,9 @@ def test_corrections_do_not_change_the_mean_step(shape, seed) -> None:
     depth = problem.tree.depth
     sim = problem.simulation(place("mtgc", depth), rounds=2, seed=seed)
     next(sim)
-    work = sim.federation.work(0, 1, 0)
+    work = sim.federation.train_request(0, 1, 0)
     assert len(work.corrections) == depth
-    corrected = torch.stack([each.some(range(problem.tree.leaves)) for each in work.corrections]).sum(dim=0)
+    corrected = torch.stack([each.take(range(problem.tree.leaves)) for each in work.corrections]).sum(dim=0)
     for level in range(depth, 0, -1):
         corrected = problem.tree.mean(level, corrected)
     assert_close(corrected.numpy(), 0, atol=1e-11)

@@ -279,5 +279,5 @@ def test_checkpoints_of_the_first_format_are_not_used_and_their_runs_are_still_r
     assert read_run(run).round == 5
     said: list[str] = []
     Launch.resume(run, said.append).run()
-    assert "cannot be told" in said[0] and "format 1; this version reads 3" in said[1]
+    assert "cannot be told" in said[0] and "format 1; this version reads 4" in said[1]
     assert said[-1].startswith("begins again")

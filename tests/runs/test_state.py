@@ -81,7 +81,7 @@ def test_buffers_and_random_modules(tmp_path: Path) -> None:
 def test_a_client_that_is_refused(tmp_path: Path) -> None:
     def broken():
         made = federation(["scaffold"] * 2, 2)
-        made.engine.training.supply.inputs_N[:4] = float("nan")
+        made.engine.training.samples.inputs_N[:4] = float("nan")
         return made
 
     check_resume(broken, tmp_path)
@@ -108,7 +108,7 @@ def test_what_shared_memory_shares_it_again(tmp_path: Path) -> None:
     second = federation("mtgc", 2)
     second.restore(through_a_file(first, tmp_path))
     assert second.federation.levels[1].correction is second.federation.levels[1].state["z"]
-    assert second.federation.levels[0].model is second.federation.levels[0].given["model"]
+    assert second.federation.levels[0].model is second.federation.levels[0].broadcast["model"]
 
 
 def test_equal_rows_are_stored_once_bit_by_bit() -> None:

@@ -76,12 +76,11 @@ def test_in_a_loop_of_ones_own() -> None:
 
 
 @pytest.mark.parametrize("moment", ["begin", "round", "end"])
-def test_one_that_fails_is_said_once_and_the_run_goes_on(moment: str, capsys) -> None:
+def test_one_that_fails_is_said_once_and_the_run_goes_on(moment: str, caplog) -> None:
     broken, sound = Notes(moment), Notes()
     result = made().run(callbacks=[broken, sound])
     assert len(result.history) == 3
-    said = capsys.readouterr().err.splitlines()
-    assert said == ["stratafl: Notes failed, and the run goes on without it: OSError: the disk is full"]
+    assert caplog.messages == ["stratafl: Notes failed, and the run goes on without it: OSError: the disk is full"]
     assert len(sound.told) == 5
 
 
@@ -256,7 +255,7 @@ def test_mlflow_takes_any_name_and_a_run_without_an_id(tmp_path: Path, monkeypat
 
 
 def test_a_tracker_that_cannot_begin_does_not_end_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     wandb = pytest.importorskip("wandb")
 
@@ -265,7 +264,7 @@ def test_a_tracker_that_cannot_begin_does_not_end_the_run(
 
     monkeypatch.setattr(wandb, "init", refuse)
     assert len(made().run(callbacks=[WeightsAndBiases()]).history) == 3
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = caplog.messages
     assert line.startswith("stratafl: WeightsAndBiases failed, and the run goes on without it: UsageError: api_key")
 
 

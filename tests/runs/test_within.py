@@ -65,7 +65,7 @@ def test_an_optimiser_that_outlives_meetings(engine: str, tmp_path: Path) -> Non
 
 def broken():
     made = within(["scaffold"] * 2)
-    made.engine.training.supply.inputs_N[:4] = float("nan")
+    made.engine.training.samples.inputs_N[:4] = float("nan")
     return made
 
 
@@ -79,7 +79,7 @@ def test_a_left_round_knows_what_it_saw() -> None:
     assert simulation.advance() is None and simulation.advance() is None
     state = simulation.state()
     assert state["within"]["meetings"] == simulation.meetings == 2
-    assert state["within"]["refused"] == [("0/0", False)] * 2
+    assert state["within"]["rejected"] == [("0/0", False)] * 2
     assert len(simulation.history) == 0 and simulation.step == 4
     assert next(simulation).refused == ("0/0",) * 4
     assert "within" not in simulation.state()
@@ -99,8 +99,8 @@ def test_meetings_are_told_as_they_are_held() -> None:
         ({"meetings": 0}, "state.within.meetings = 0"),
         ({"meetings": "1"}, "must be a table of meetings"),
         ({"seconds": float("nan")}, "state.within.seconds"),
-        ({"refused": [["nobody", False]]}, "no node of the tree has this name"),
-        ({"refused": ["0/0"]}, "state.within.refused"),
+        ({"rejected": [["nobody", False]]}, "no node of the tree has this name"),
+        ({"rejected": ["0/0"]}, "state.within.rejected"),
         ({"drift": [[9, "drift", [1.0], [1.0]]]}, "state.within.drift"),
         ({"drift": [[1, "drift", [1.0], []]]}, "state.within.drift"),
         ({"drift": [[1, "drift", [None], [1.0]]]}, "state.within.drift"),
@@ -125,7 +125,7 @@ def test_a_checkpoint_from_before_there_were_those_within_rounds(tmp_path: Path)
     through_a_file(simulation, tmp_path)
     here = tmp_path / "checkpoints" / "000001"
     described = json.loads((here / "state.json").read_text())
-    assert described["format"] == 3 and described.pop("meetings") == 0
+    assert described["format"] == 4 and described.pop("meetings") == 0
     rewrite(here, described)
     assert Checkpoints(tmp_path, "run").read(Progress(1))["step"] == 8
     rewrite(here, {**described, "meetings": 2})

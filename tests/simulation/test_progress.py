@@ -38,7 +38,7 @@ def test_a_bar_is_one_line_and_moves_inside_a_round(width: int, monkeypatch: pyt
     display = ProgressBar("a [name] that is rather long for a run", 20, done=2)
     display.show(RECORD)
     shown = [drawn(display)]
-    display.met(12, 30)
+    display.on_sync(12, 30)
     shown.append(drawn(display))
     assert all(len(line) <= width for line in shown)
     assert shown[0] != shown[1]
@@ -70,9 +70,9 @@ def test_plain_lines_on_a_terminal_that_cannot_write_over_them(
 
 def test_plain_lines_elsewhere(capsys: pytest.CaptureFixture) -> None:
     with ProgressBar("study", 20) as display:
-        display.met(12, 30)
+        display.on_sync(12, 30)
         display.show(RECORD)
-        display.say("something")
+        display.print_line("something")
     out, said = capsys.readouterr()
     assert out == ""
     assert said == "study: round 3/20  accuracy 0.9877  loss 0.1235  refused 0/1  1.2s\nstudy: something\n"
@@ -80,9 +80,9 @@ def test_plain_lines_elsewhere(capsys: pytest.CaptureFixture) -> None:
 
 def test_nothing_at_all(capsys: pytest.CaptureFixture) -> None:
     with ProgressBar("study", 20, quiet=True) as display:
-        display.met(12, 30)
+        display.on_sync(12, 30)
         display.show(RECORD)
-        display.say("something")
+        display.print_line("something")
     study().run()
     assert capsys.readouterr() == ("", ""), "a pipe is no terminal"
 
@@ -104,8 +104,8 @@ def test_a_terminal_without_rich(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setattr(progress, "_bar", lambda: None)
     monkeypatch.setattr(progress, "is_interactive", lambda: True)
     with ProgressBar("study", 20) as display:
-        display.met(1, 2)
-        display.say("something")
+        display.on_sync(1, 2)
+        display.print_line("something")
         display.show(RECORD)
     assert capsys.readouterr().err.split("\n")[1] == "study: something"
 

@@ -26,7 +26,7 @@ import torch
 from stratafl.core.rule import Rows, Rule
 from stratafl.deploy.protocol.messages import Shift
 from stratafl.federation.sync import apply_from_above
-from stratafl.federation.update_checks import Limits, row_max_abs, rows_finite, too_large
+from stratafl.federation.update_checks import UpdateLimits, is_oversized, row_max_abs, rows_finite
 
 MOST_SHIFTS = 4
 """Shifts that a parent keeps for children that are away."""
@@ -46,14 +46,14 @@ def reweighed(
     return rule.reweigh(memory, moved, like.new_full((1, 1), float(part_K.sum())))
 
 
-def unsound(state: Rows, model_1P: torch.Tensor, limits: Limits) -> tuple[bool, bool]:
+def unsound(state: Rows, model_1P: torch.Tensor, limits: UpdateLimits) -> tuple[bool, bool]:
     """Whether a child's state is not finite, and whether it is far too large beside its parent's
     model."""
     sizes = row_max_abs(*state.values())
     if not rows_finite(sizes).all():
         return True, False
     (start_1,), none = row_max_abs(model_1P), np.zeros(1)
-    return False, limits.size is not None and any(bool(too_large(s, none, start_1, limits.size)[0]) for s in sizes)
+    return False, limits.ratio is not None and any(bool(is_oversized(s, none, start_1, limits.ratio)[0]) for s in sizes)
 
 
 def undelivered(shifts: Sequence[Shift], known: int | None) -> tuple[Shift, ...]:

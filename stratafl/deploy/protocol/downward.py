@@ -25,7 +25,7 @@ from stratafl.deploy.protocol.counts import MOST_SHIFTS, after_restart, reweighe
 from stratafl.deploy.protocol.job import Job
 from stratafl.deploy.protocol.messages import Account, Answer, Begin, Bundle, Parcel, Reply, Report, Shift
 from stratafl.federation import sync
-from stratafl.federation.sync import AggregationResult, AggregatorState, Edges, ReceivedUpdates
+from stratafl.federation.sync import AggregationResult, AggregatorState, EdgeNodes, ReceivedUpdates
 
 LOG = logging.getLogger(__name__)
 WORDS_LOST = "it is not finite"
@@ -103,7 +103,7 @@ class Downward:
     """What a parent does at the edges to its children, on the state `Below`."""
 
     def __init__(self, job: Job, level: int, number: int, now: Below):
-        self._job, self._level, self._number, self._terms = job, level, number, job.terms(level + 1)
+        self._job, self._level, self._number, self._edge = job, level, number, job.edge(level + 1)
         self._numbers = job.children(level, number)
         self.names: Sequence[str] = [job.tree.names[level + 1][child] for child in self._numbers]
         self._places = {name: place for place, name in enumerate(self.names)}
@@ -112,11 +112,12 @@ class Downward:
 
     @staticmethod
     def new(job: Job, level: int, number: int, x_1P: Tensor, b_1B: Tensor) -> Downward:
-        terms, numbers = job.terms(level + 1), job.children(level, number)
+        edge, numbers = job.edge(level + 1), job.children(level, number)
         children = tuple(Child(samples=sum(job.declared(level + 1, child))) for child in numbers)
-        memory = terms.rule.open(x_1P)
-        parcel = sync.broadcast_message(terms.rule, AggregatorState(x_1P, b_1B, memory))
-        now = Below(x_1P, b_1B, memory, Parcel.of(parcel), children, terms.channels.down.init(parcel))
+        memory = edge.rule.open(x_1P)
+        state = AggregatorState(model_MP=x_1P, buffers_MB=b_1B, memory=memory)
+        parcel = sync.broadcast_message(edge.rule, state)
+        now = Below(x_1P, b_1B, memory, Parcel.of(parcel), children, edge.channels.down.init(parcel))
         return Downward(job, level, number, now)
 
     def child(self, name: str) -> Child:
@@ -128,7 +129,7 @@ class Downward:
         """Go on from a model that came from above."""
         now = self.now
         now.held, now.buffers, now.step, now.rate, now.merged = parcel.model, parcel.buffers, step, 0.0, False
-        now.shifts = after_restart(self._terms.rule, now.shifts, self._job.states[self._level])
+        now.shifts = after_restart(self._edge.rule, now.shifts, self._job.states[self._level])
         for child in now.children:
             child.stale = True
             child.owed |= above_changed
@@ -246,19 +247,19 @@ class Downward:
             return
         arrived = self._arrived([reports[name] for name in came])
         family, outcome = self._met(came, replies, arrived)
-        for name, is_lost, is_large in zip(came, outcome.lost_N, outcome.large_N, strict=True):
+        for name, is_lost, is_large in zip(came, outcome.nonfinite_N, outcome.oversized_N, strict=True):
             if is_lost or is_large:
                 self.refuse(name, WORDS_LARGE if is_large else WORDS_LOST, offence=False)
         if outcome.failed_M[0]:
             self.refuse_all()
-        if not outcome.sane_M[0]:
+        if not outcome.updated_M[0]:
             return
-        now.held, now.buffers, now.memory = outcome.held
-        rate = float(outcome.rate_M[0])
+        now.held, now.buffers, now.memory = outcome.state.model_MP, outcome.state.buffers_MB, outcome.state.memory
+        rate = float(outcome.lr_sum_M[0])
         now.rate, now.merged = now.rate + rate, True
-        present = [name for name, is_present in zip(came, outcome.present_N, strict=True) if is_present]
+        present = [name for name, is_present in zip(came, outcome.accepted_N, strict=True) if is_present]
         self._take_count(family, {name: replies[name].born for name in present})
-        is_answered = sync.answers_reports(self._terms.rule, relayed)
+        is_answered = sync.answers_reports(self._edge.rule, relayed)
         if is_answered or not relayed:
             self.give()
         for name in present:
@@ -279,8 +280,9 @@ class Downward:
     def _is_sound(self, name: str, report: Report) -> bool:
         """Whether the state that came along, if one did, may be reckoned with; it is refused here
         if not."""
-        limits = self._job.limits[self._level]
-        is_lost, is_large = (False, False) if report.state is None else unsound(report.state, self.now.held, limits)
+        is_lost = is_large = False
+        if report.state is not None:
+            is_lost, is_large = unsound(report.state, self.now.held, self._edge.limits)
         if is_lost or is_large:
             self.refuse(name, WORDS_LARGE if is_large else WORDS_LOST, offence=False)
         return not (is_lost or is_large)
@@ -292,10 +294,11 @@ class Downward:
         counted = list(came)
         while True:
             family = self._family({name: replies[name] for name in counted})
-            held = AggregatorState(*self._given(), family.memory)
-            outcome = sync.aggregate(self._edges(came, family.counts_K), held, arrived)
-            present = {name for name, is_present in zip(came, outcome.present_N, strict=True) if is_present}
-            if not outcome.sane_M[0] or present.issuperset(counted):
+            model_1P, buffers_1B = self._given()
+            held = AggregatorState(model_MP=model_1P, buffers_MB=buffers_1B, memory=family.memory)
+            outcome = sync.aggregate(self._edge, self._nodes(came, family.counts_K), held, arrived)
+            present = {name for name, is_present in zip(came, outcome.accepted_N, strict=True) if is_present}
+            if not outcome.updated_M[0] or present.issuperset(counted):
                 return family, outcome
             counted = [name for name in counted if name in present]
 
@@ -312,13 +315,13 @@ class Downward:
         if not self._job.by_samples:
             states = {}
         return Family(
-            after_K, *reweighed(self._terms.rule, self.now.memory, before_K * here_K, after_K * here_K, states)
+            after_K, *reweighed(self._edge.rule, self.now.memory, before_K * here_K, after_K * here_K, states)
         )
 
     def _take_count(self, family: Family, born: Mapping[str, int | None]) -> None:
         """Count from now on as the family does, and let every child have what comes of that. born:
         when the states of those present began."""
-        now, rule, out_K = self.now, self._terms.rule, self._out()
+        now, rule, out_K = self.now, self._edge.rule, self._out()
         lost = [name for name, step in born.items() if self.child(name).born not in (None, step)]
         lost += [name for name, is_out in zip(self.names, out_K, strict=True) if is_out != self.child(name).left]
         for child, count, is_out in zip(now.children, family.counts_K, out_K, strict=True):
@@ -339,29 +342,33 @@ class Downward:
             now.memory, shifts = rule.open(now.held), [Shift(now.step, None)]
         now.shifts = tuple(shifts)
 
-    def _edges(self, names: Sequence[str], counts_K: np.ndarray) -> Edges:
-        """The edges to some of the children, each of which counts as it does among all."""
+    def _nodes(self, names: Sequence[str], counts_K: np.ndarray) -> EdgeNodes:
+        """This node and some of its children, with their weights among all of them."""
         family = Tree.family(self._me, names, self._weights(counts_K)[[self._places[name] for name in names]])
-        return Edges(self._terms, family, 1, self._job.limits[self._level], DeviceCache(self.now.held.device))
+        return EdgeNodes(tree=family, level=1, cache=DeviceCache(self.now.held.device))
 
     def _arrived(self, reports: Sequence[Report]) -> ReceivedUpdates:
         """What came, as the parent understands it: a row for each."""
         known = Edge(self._given()[0], None, torch.ones(1, 1, dtype=self._job.dtype))
-        messages = [sync.decode_upload(self._terms, report.payload, known) for report in reports]
+        messages = [sync.decode_upload(self._edge, report.payload, known) for report in reports]
         rows = {name: torch.cat([message[name] for message in messages]) for name in messages[0]}
-        return ReceivedUpdates(rows, np.ones(len(reports), dtype=bool), np.array([report.rate for report in reports]))
+        return ReceivedUpdates(
+            message=rows,
+            reported_N=np.ones(len(reports), dtype=bool),
+            lr_sum_N=np.array([report.rate for report in reports]),
+        )
 
     def _given(self) -> tuple[Tensor, Tensor]:
         """The model and the buffers that the children have been given, as they understand them."""
-        taken = sync.decode_broadcast(self._terms, self.now.given.rows)
+        taken = sync.decode_broadcast(self._edge, self.now.given.rows)
         return taken[MODEL], taken[BUFFERS]
 
     def give(self) -> None:
         """Give the children what this node holds now."""
         now = self.now
-        key = self._terms.key(now.step // self._job.every[self._level + 1], np.array([self._number]))
-        held = AggregatorState(now.held, now.buffers, now.memory)
-        now.channel, payload = sync.broadcast(self._terms, now.channel, held, key)
+        key = self._edge.channel_key(now.step // self._job.every[self._level + 1], np.array([self._number]))
+        held = AggregatorState(model_MP=now.held, buffers_MB=now.buffers, memory=now.memory)
+        now.channel, payload = sync.broadcast(self._edge, now.channel, held, key)
         now.given = Parcel.of(payload)
 
     @property

@@ -22,8 +22,7 @@ from stratafl.core.client_update import Leaf, needs_sgd_path
 from stratafl.core.participation import Participation, sample_participants
 from stratafl.core.rule import Edge, Rows, Rule
 from stratafl.core.schedule import Schedule
-from stratafl.federation.sync import Terms
-from stratafl.federation.update_checks import Limits, update_factors, update_limits
+from stratafl.federation.sync import EdgeLevel, edge_levels
 
 VERSION = "stratafl"
 """The part of what a node is made of that is the version of the package."""
@@ -96,11 +95,16 @@ class Job:
         return (self.schedule.steps[0], *self.schedule.steps)
 
     @cached_property
-    def limits(self) -> list[Limits]:
-        """What parents accept, per edge level, root first."""
-        sizes = update_limits(self.update_limit, self.rules)
-        factors = update_factors(self.update_factor, self.rules)
-        return [Limits(size, factor, every_part=True) for size, factor in zip(sizes, factors, strict=True)]
+    def edges(self) -> list[EdgeLevel]:
+        """Settings of the edge levels, root first."""
+        return edge_levels(
+            self.rules,
+            seed=self.seed,
+            update_limit=self.update_limit,
+            update_factor=self.update_factor,
+            checks_all_parts=True,
+            channels=self.channels,
+        )
 
     @cached_property
     def has_path(self) -> bool:
@@ -112,10 +116,9 @@ class Job:
         """Numbers that are averaged beside a model: the module's buffers, and the path."""
         return self.buffers + self.parameters * self.has_path
 
-    def terms(self, level: int) -> Terms:
-        """What both ends of an edge level go by."""
-        channels = self.channels[level - 1] if self.channels else Channels()
-        return Terms(self.rules[level - 1], level, self.seed, channels)
+    def edge(self, level: int) -> EdgeLevel:
+        """Settings that both ends of an edge level share."""
+        return self.edges[level - 1]
 
     def restarts(self, level: int, since: int, step: int) -> int:
         """How often, between two steps, a model came from above the parents of this level's
@@ -137,7 +140,7 @@ class Job:
         that begins at this step, of a node that trained at all; None where they are not known."""
         if self.leaf is None:
             return None
-        each = self.leaf.rate(self.global_round(step), self.every[-1])
+        each = self.leaf.lr_sum(self.global_round(step), self.every[-1])
         return each, each * (self.every[level] // self.every[-1])
 
     def declared(self, level: int, number: int) -> tuple[int, ...]:

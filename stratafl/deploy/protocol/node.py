@@ -81,7 +81,7 @@ class LeafNode(_Keeping):
         self, job: Job, number: int, trainer: ClientTrainer, samples: int, save: Save, kept: NodeState | None = None
     ):
         self.job, self.number, self.samples = job, number, samples
-        self.engine, self._home, self._at_home = trainer
+        self._trainer, self.engine = trainer, trainer.engine
         self.site = job.tree.names[-1][number]
         super().__init__(save, kept or NodeState(above=Above()))
 
@@ -94,7 +94,7 @@ class LeafNode(_Keeping):
         assert kept.above is not None
         if lost:
             # what of the model stays here nobody else has: of an older state it is kept
-            own = {name: rows for name, rows in kept.above.optimiser.items() if name in self._at_home}
+            own = {name: rows for name, rows in kept.above.optimiser.items() if name in self._trainer.initial_local}
             kept = NodeState(above=Above(optimiser=own))
             assert kept.above is not None
         up, report = Upward(self.job, self.job.tree.depth, self.number, kept.above), None
@@ -112,29 +112,29 @@ class LeafNode(_Keeping):
     def _train(self, up: Upward, begin: Begin) -> Report:
         start, chain = up.now.start, self.engine.leaf
         assert start is not None
-        first = self._at_home | (chain.optimiser.init(start.model) if chain.keeps else {})
+        first = self._trainer.initial_local | (chain.optimiser.init(start.model) if chain.keeps_optimizer_state else {})
         up.now.optimiser = first | up.now.optimiser
         steps, round = self.job.every[-1], self.job.global_round(begin.step)
         corrections = [part for part in (up.now.above, up.now.correction) if part is not None]
         work = TrainRequest(
-            x=self._row(start.model),
-            b=self._row(start.buffers[:, : self.job.buffers]),
+            model=self._row(start.model),
+            buffers=self._row(start.buffers[:, : self.job.buffers]),
             corrections=tuple(map(self._row, corrections)),
-            pulls=self._pulls(start, up.now.correction),
-            active=[self.number],
-            step=begin.step,
+            local_rules=self._pulls(start, up.now.correction),
+            clients=[self.number],
+            first_step=begin.step,
             steps=steps,
             round=round,
-            optimiser={name: self._row(rows) for name, rows in up.now.optimiser.items()},
-            has_path=self.job.has_path,
+            client_rows={name: self._row(rows) for name, rows in up.now.optimiser.items()},
+            wants_sgd_path=self.job.has_path,
         )
-        with attribute_errors(lambda: self.engine.training.owners(), f", in round {round + 1}"):
-            trained = self._home.trained(self.engine.train(self._home.work(work)))
-        b_1B = trained.b_AB
+        with attribute_errors(lambda: self.engine.training.function_names(), f", in round {round + 1}"):
+            trained = self._trainer.train(work)
+        b_1B = trained.buffers_AB
         if self.job.has_path:
             b_1B = append_sgd_path(b_1B, start.buffers[:, self.job.buffers :] + trained.path_AP)
         is_recounted = begin.samples not in (None, self.samples)
-        return up.report(trained.x_AP, b_1B, chain.rate(round, steps), trained.optimiser, attached=is_recounted)
+        return up.report(trained.model_AP, b_1B, chain.lr_sum(round, steps), trained.client_rows, attached=is_recounted)
 
     def _pulls(self, start: Parcel, correction: Tensor | None) -> tuple[LocalRule, ...]:
         local = self.job.rules[-1].local

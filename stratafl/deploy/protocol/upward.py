@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stratafl.base.errors import InvalidInput
 from stratafl.core.channel import BUFFERS
-from stratafl.core.rule import Edge, Path, Rows
+from stratafl.core.rule import Edge, Rows, SgdPath
 from stratafl.deploy.protocol.job import Job
 from stratafl.deploy.protocol.messages import Answer, Begin, Parcel, Report
 from stratafl.federation import sync
@@ -62,7 +62,7 @@ class Upward:
     """What a child does at the edge to its parent, on the state `Above`."""
 
     def __init__(self, job: Job, level: int, number: int, now: Above | None = None):
-        self._job, self._level, self._terms = job, level, job.terms(level)
+        self._job, self._level, self._edge = job, level, job.edge(level)
         self._number = number
         self.now = now or Above()
 
@@ -75,7 +75,7 @@ class Upward:
         start, self.now.start = self.now.start, self._taken(answer.parcel)
         path = self._path(start, self.now.sent.path, self.now.start)
         edge = Edge(start.model, self.now.correction, self._column(answer.rate), self.now.start.model, path)
-        state = sync.apply_answer(self._terms.rule, self.now.sent.state, x_1P, edge)
+        state = sync.apply_answer(self._edge.rule, self.now.sent.state, x_1P, edge)
         self._counted()
         self.now.state = state
         self._correct()
@@ -91,8 +91,8 @@ class Upward:
         if self.now.start is None:
             raise InvalidInput("begin", begin.step, "the first round must come with a model")
         if self.now.state is None:
-            self.now.state, self.now.born = self._terms.rule.init(self.now.start.model), begin.step
-            self.now.channel = self._terms.channels.up.init(self.now.start.rows)
+            self.now.state, self.now.born = self._edge.rule.init(self.now.start.model), begin.step
+            self.now.channel = self._edge.channels.up.init(self.now.start.rows)
         self._catch_up(begin, self.now.state)
         if begin.above is not None:
             self.now.above = begin.above
@@ -102,7 +102,7 @@ class Upward:
     def _catch_up(self, begin: Begin, state: Rows) -> None:
         """What happened to the state since the last round it began, in its order: shifts, and
         models that came from above the parent, which at the same step come after."""
-        rule, start, begun = self._terms.rule, self.now.start, self.now.begun
+        rule, start, begun = self._edge.rule, self.now.start, self.now.begun
         assert start is not None
         shifts = [shift for shift in begin.shifts if begun is None or shift.step > begun]
         # to a state that begins now nothing has happened but what all siblings' states went through
@@ -125,8 +125,16 @@ class Upward:
         assert now.begun is not None and now.start is not None and now.state is not None
         path = self._path(now.start, b_1B[:, self._job.buffers :])
         edge = Edge(now.start.model, now.correction, self._column(rate), path=path)
-        key = self._terms.key(now.begun // every + 1, np.array([self._number]))
-        sent = sync.upload(self._terms, now.state, now.channel or {}, x_1P, b_1B, edge, key)
+        key = self._edge.channel_key(now.begun // every + 1, np.array([self._number]))
+        sent = sync.upload(
+            self._edge,
+            state=now.state,
+            channel=now.channel or {},
+            model_NP=x_1P,
+            buffers_NB=b_1B,
+            known=edge,
+            key=key,
+        )
         message = {name: rows for name, rows in sent.payload.items() if name != BUFFERS}
         known = sent.buffers_NB[:, self._job.buffers :] if self._job.has_path else None
         now.sent = Sent(now.begun + every, sent.state, sent.model_NP, sent.channel, optimiser or {}, known)
@@ -144,20 +152,20 @@ class Upward:
         assert sent is not None
         now.state, now.channel, now.optimiser, now.sent = sent.state, sent.channel, sent.optimiser, None
 
-    def _path(self, start: Parcel, end_1P: Tensor | None, merged: Parcel | None = None) -> Path | None:
+    def _path(self, start: Parcel, end_1P: Tensor | None, merged: Parcel | None = None) -> SgdPath | None:
         """The path since this model was given, where nodes have one."""
         if not self._job.has_path or end_1P is None:
             return None
         merged_1P = None if merged is None else merged.buffers[:, self._job.buffers :]
-        return Path(start.buffers[:, self._job.buffers :], end_1P, merged_1P)
+        return SgdPath(start.buffers[:, self._job.buffers :], end_1P, merged_1P)
 
     def _correct(self) -> None:
         assert self.now.state is not None and self.now.start is not None
-        self.now.correction = sync.correction(self._terms.rule, self.now.state, self.now.start.rows)
+        self.now.correction = sync.correction(self._edge.rule, self.now.state, self.now.start.rows)
 
     def _taken(self, parcel: Parcel) -> Parcel:
         """What the parent gave, as this child understands it."""
-        return Parcel.of(sync.decode_broadcast(self._terms, parcel.rows))
+        return Parcel.of(sync.decode_broadcast(self._edge, parcel.rows))
 
     def _column(self, rate: float) -> Tensor:
         return torch.full((1, 1), rate, dtype=self._job.dtype)

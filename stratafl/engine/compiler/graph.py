@@ -124,7 +124,7 @@ def capture(flat: FlatModule, inputs: Inputs, whole: bool = False, apart: bool =
     given = dict(zip(places, names, strict=False))
     constants = {node: _constant(graph, node) for node in graph.graph.nodes if node.op == "get_attr"}
     replaced = dict(zip(told["replaced"], replacing, strict=True))
-    rows = set(flat.names) | set(flat.named_buffers(torch.empty(flat.buffers, device="meta")))
+    rows = set(flat.names) | set(flat.unflatten_buffers(torch.empty(flat.buffers, device="meta")))
     known = _Flow(graph.graph, given, rows, set(constants), set(replaced))
     known.check()
     inner = dict(zip(places[len(names) :], kinds, strict=True))

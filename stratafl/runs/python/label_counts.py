@@ -22,7 +22,7 @@ def label_counts(simulation: Simulation) -> LabelCounts:
     """The label counts of the whole tree; all ranks must ask. Targets that are no classes are
     counted alone."""
     training, ranks = simulation.engine.training, simulation.ranks
-    targets = training.supply.targets_N.cpu()
+    targets = training.samples.targets_N.cpu()
     classes = _classes(targets)
     here = []
     for part in training.clients:
@@ -30,7 +30,7 @@ def label_counts(simulation: Simulation) -> LabelCounts:
         counts = targets[mine].bincount(minlength=len(classes)).tolist() if classes else [len(mine)]
         here.append([counts, digest(mine.to(torch.int64))])
     leaves = [leaf for rank in ranks.all(here) for leaf in rank]
-    whole = [digest(targets), *_inputs(training.supply), *(part for _, part in leaves)]
+    whole = [digest(targets), *_inputs(training.samples), *(part for _, part in leaves)]
     labels = np.array([counts for counts, _ in leaves], dtype=np.int64)
     return LabelCounts(classes or NO_CLASSES, labels, hashlib.sha256(" ".join(whole).encode()).hexdigest())
 

@@ -76,7 +76,7 @@ def _row(
     reached, rounds = 0, []
     if target is not None:
         for run in runs:
-            first = target.towards(run.better).first(*_values(run, metric))
+            first = target.with_direction(run.better).first_round(*_values(run, metric))
             reached += first is not None
             rounds.append(run.round if first is None else first)
     final, final_deviation = mean_std(finals) if finals else (None, None)

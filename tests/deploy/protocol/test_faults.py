@@ -48,7 +48,7 @@ def test_what_stays_with_a_leaf_outlives_its_death_after_any_save(saves: int) ->
     assert torch.equal(dying.model(), whole.model())
     mine, theirs = dying.own("0/1"), whole.own("0/1")
     assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
-    assert not torch.equal(mine["home.model"], dying.trainer.at_home["home.model"])
+    assert not torch.equal(mine["local.model"], dying.trainer.initial_local["local.model"])
 
 
 @pytest.mark.parametrize("rules", ["mtgc", "scaffold"])

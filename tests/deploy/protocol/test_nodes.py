@@ -80,7 +80,7 @@ def test_what_stays_with_the_leaves(at_home: Any, method: str, depth: int) -> No
     assert_agrees(deployed, sim)
     assert torch.equal(deployed.model(), sim.home.shared(sim.result().models[0])[0])
     assert deployed.job.parameters + deployed.job.buffers < sim.flat.parameters + sim.flat.buffers
-    own = sim.federation.levels[-1].optimiser
+    own = sim.federation.levels[-1].client_rows
     for number, name in enumerate(deployed.job.tree.names[-1]):
         for rows, value in own.items():
             assert torch.equal(deployed.own(name)[rows][0], value[number]), (name, rows)

@@ -239,7 +239,7 @@ def test_of_an_older_state_a_leaf_keeps_what_only_it_has(older: bool) -> None:
     tree.trainer.engine.train = noted  # type: ignore[method-assign]
     tree.root.one_round()
     first = next(work for work in seen if work.active == [0])
-    own = backup.optimiser if older else tree.trainer.at_home
-    assert torch.equal(tree.trainer.home.parameters.home(first.x.some([0])), own["home.model"])
-    assert not torch.equal(backup.optimiser["home.model"], tree.trainer.at_home["home.model"])
+    own = backup.optimiser if older else tree.trainer.initial_local
+    assert torch.equal(tree.trainer.local_parameters.parameters.local(first.x.some([0])), own["local.model"])
+    assert not torch.equal(backup.optimiser["local.model"], tree.trainer.initial_local["local.model"])
     assert lost.above is not None and not first.corrections[-1].some([0]).any()

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -150,7 +151,8 @@ class Tree:
         made = study_of(self.config)
         if without is not None:
             mask = np.arange(3) != without
-            made.simulation.federation.participation[1] = lambda draw: mask
+            edges = made.simulation.federation.edges
+            edges[1] = replace(edges[1], participation=lambda draw: mask)
         wanted = made.simulation.run().module.state_dict()
         found = load_file(self.folders["root"] / "model.safetensors")
         return max(float((found[name] - value).abs().max()) for name, value in wanted.items())

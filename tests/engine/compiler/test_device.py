@@ -29,8 +29,10 @@ QUICK = ["encoder layer with dropout", "GPT-2", "slices by their places", "decod
 def test_no_step_waits_for_the_host(name: str) -> None:
     given = problem(ZOO[name], ELSEWHERE)
     flat, one = FlatModule(given.module), given.inputs[:FEW]
-    rows = (torch.empty(CLIENTS, len(row), dtype=flat.dtype, device=ELSEWHERE) for row in flat.row(flat.module))
-    named = flat.named(*rows)
+    rows = (
+        torch.empty(CLIENTS, len(row), dtype=flat.dtype, device=ELSEWHERE) for row in flat.flatten_module(flat.module)
+    )
+    named = flat.unflatten(*rows)
     own = {**dict(flat.module.named_parameters()), **dict(flat.module.named_buffers())}
     shared = {name: value.detach() for name, value in own.items() if name not in named}
     inputs_CB = map_tensors(lambda each: each.expand(CLIENTS, *each.shape).clone(), one)

@@ -22,7 +22,7 @@ def mapped(device: str, tables: int = 1) -> tuple[VmapGradients, tuple[torch.Ten
     layers = [nn.Embedding(6, 3), nn.Flatten(), nn.Linear(15, 3)]
     module = (nn.Sequential(*layers) if tables else nn.Sequential(nn.Linear(5, 3))).to(device)
     flat = FlatModule(module)
-    x_CP, b_CZ = (row.expand(CLIENTS, -1).clone() for row in flat.row(module))
+    x_CP, b_CZ = (row.expand(CLIENTS, -1).clone() for row in flat.flatten_module(module))
     codes = torch.arange(CLIENTS * SAMPLES * 5).remainder(6).view(CLIENTS, SAMPLES, 5)
     inputs_CB = (codes if tables else codes.float()).to(device)
     targets_CB = torch.zeros(CLIENTS, SAMPLES, dtype=torch.long, device=device)

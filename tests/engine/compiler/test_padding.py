@@ -61,8 +61,8 @@ BY_LENGTH = {
 
 def outputs(given: Problem, flat: FlatModule, inputs_CB: Any) -> list[Tensor]:
     """What two clients' modules give, all clients at once."""
-    rows = [flat.row(client) for client in given.clients[:2]]
-    named = flat.named(*(torch.stack(parts) for parts in zip(*rows, strict=True)))
+    rows = [flat.flatten_module(client) for client in given.clients[:2]]
+    named = flat.unflatten(*(torch.stack(parts) for parts in zip(*rows, strict=True)))
     own = {**dict(flat.module.named_parameters()), **dict(flat.module.named_buffers())}
     shared = {name: value.detach() for name, value in own.items() if name not in named}
     program = BatchedProgram(flat, map_tensors(lambda each: each[0], inputs_CB), whole=True)

@@ -35,7 +35,7 @@ class Of(nn.Module):
 
 
 def rows_of(flat: FlatModule, clients: int) -> tuple[Tensor, Tensor]:
-    x_P, b_Z = flat.row(flat.module)
+    x_P, b_Z = flat.flatten_module(flat.module)
     random = torch.Generator().manual_seed(3)
     x_CP = x_P + 0.3 * torch.randn(clients, len(x_P), generator=random, dtype=x_P.dtype)
     return x_CP, b_Z.repeat(clients, 1)
