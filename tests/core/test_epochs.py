@@ -137,7 +137,7 @@ def test_every_engine_gives_the_loop_s_result(rules: Any, chain: dict[str, Any],
         for a, b in zip(loop.federation.levels, other.federation.levels, strict=True):
             torch.testing.assert_close(a.model, b.model, rtol=0, atol=1e-9)
             torch.testing.assert_close(a.buffers, b.buffers, rtol=0, atol=1e-9)
-            assert all(torch.allclose(a.optimiser[name], b.optimiser[name]) for name in a.optimiser)
+            assert all(torch.allclose(a.client_rows[name], b.client_rows[name]) for name in a.client_rows)
         assert loop.engine.clipped_steps == other.engine.clipped_steps
 
 

@@ -46,8 +46,8 @@ def test_a_graph_keeps_the_constants_that_it_reads(in_order: bool, monkeypatch: 
     if not in_order:
         monkeypatch.setattr(engine, "_gradients_for", lambda state: engine._gradients_in_module_order)
     engine._uses_cuda_graphs = True
-    sim.federation.begin()
-    work = sim.federation.work(0, 1, 0)
+    sim.federation.begin_round()
+    work = sim.federation.train_request(0, 1, 0)
     (chunk,) = engine._chunks(work._replace(active=[3, 4]), 1)
     captured = engine._cuda_graph(work, chunk)
     (program,) = method._programs.values()

@@ -97,7 +97,7 @@ def chosen(given: ClientTraining, clients: float, precision: Precision) -> str:
 def test_by_the_operations_of_a_model(name: str) -> None:
     make, shape, expected = MODELS[name]
     given = training(make(), shape)
-    before = torch.get_rng_state(), given.flat.row(given.flat.module)
+    before = torch.get_rng_state(), given.flat.flatten_module(given.flat.module)
     assert chosen(given, CLIENTS, "fp32") == expected
     assert make_default_engine(given, given, CLIENTS).how == expected
     assert torch.equal(torch.get_rng_state(), before[0])
@@ -126,7 +126,7 @@ def test_neither_threads_nor_samples_matter() -> None:
             torch.set_num_threads(count)
             found |= {chosen(given, CLIENTS, "fp32")}
         huge = replace(
-            given, supply=InMemorySamples(torch.full_like(given.supply.head(60), 1e30), given.supply.targets_N)
+            given, samples=InMemorySamples(torch.full_like(given.samples.head(60), 1e30), given.samples.targets_N)
         )
         found |= {chosen(huge, CLIENTS, "fp32")}
     finally:
@@ -145,7 +145,7 @@ def test_what_is_left_to_the_loop() -> None:
     assert chosen(given, MIN_CLIENTS - 0.5, "fp32") == "loop", "few take part"
     assert chosen(given, CLIENTS, "bf16") == "loop", "16 bits"
     chain = Leaf(leaf().lr, (corrections, own_stage))
-    assert chosen(replace(given, leaf=chain), CLIENTS, "fp32") == "loop", "a stage of one's own"
+    assert chosen(replace(given, client_update=chain), CLIENTS, "fp32") == "loop", "a stage of one's own"
     first, *others = given.clients
     uneven = ClientIndex.from_lists([first, *(part[:1] for part in others)])
     assert chosen(replace(given, clients=uneven), CLIENTS, "fp32") == "loop", "batches would be padded"

@@ -35,7 +35,7 @@ def batch(lengths: list[int]) -> ClientBatches:
 
 
 def trained(method: CompiledGradients, lengths: list[int]) -> Tensor:
-    x_P, b_Z = method.flat.row(method.flat.module)
+    x_P, b_Z = method.flat.flatten_module(method.flat.module)
     return method(x_P.repeat(len(lengths), 1), b_Z.repeat(len(lengths), 1), batch(lengths)).grads_CP
 
 

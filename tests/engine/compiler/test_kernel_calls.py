@@ -133,7 +133,7 @@ def noted(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     loss = LossOnScores(F.cross_entropy)
     method, how = select(flat, loss, inputs, targets, labels=True)
     assert method is not None and how == "stacked"
-    x_P, b_Z = flat.row(flat.module)
+    x_P, b_Z = flat.flatten_module(flat.module)
     x_CP, b_CZ = x_P.repeat(CLIENTS, 1), b_Z.repeat(CLIENTS, 1)
     rows_CP = torch.empty_like(x_CP)
     method.layout.into(rows_CP, IndexedRows(x_CP), range(CLIENTS))

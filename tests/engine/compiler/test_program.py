@@ -48,7 +48,7 @@ def difference(module: nn.Module, inputs_CB: Tensor) -> float:
     flat = FlatModule(module.double().train())
     program = BatchedProgram(flat, inputs_CB[0], table=kernels.TORCH_BACKEND)
     x_CP, b_CZ = rows_of(flat, len(inputs_CB))
-    named = {name: view.detach().requires_grad_() for name, view in flat.named(x_CP, b_CZ).items()}
+    named = {name: view.detach().requires_grad_() for name, view in flat.unflatten(x_CP, b_CZ).items()}
     outputs_CB = program(named, {}, inputs_CB, None)
     weights = [named[name] for name in flat.names]
     parts = torch.autograd.grad(outputs_CB.cos().sum(), weights, allow_unused=True, materialize_grads=True)
@@ -132,7 +132,7 @@ def test_resnet() -> None:
     flat = FlatModule(resnet18_gn((3, 8, 8), 5))
     inputs, targets = torch.randn(2, 3, 8, 8), torch.tensor([1, 4])
     stacked = CompiledGradients(flat, F.cross_entropy, inputs, labels=True)
-    x_P, b_Z = flat.row(flat.module)
+    x_P, b_Z = flat.flatten_module(flat.module)
     batch = ClientBatches(inputs[None], targets[None], torch.ones(1, 2, dtype=torch.bool), torch.tensor([2]).numpy())
     got_P = stacked(x_P[None], b_Z[None], batch)[0]
     expected_P = flat.gradient(x_P, b_Z, inputs, targets, F.cross_entropy)
