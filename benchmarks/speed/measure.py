@@ -223,7 +223,9 @@ def _row(name: str, precision: Precision, job: TrainingJob, floor: float, rounds
         spent_ms = {kind: ms / job.steps for kind, ms in _profiled(run).items()}
         spent_ms["idle"] = max(0.0, 1e3 * step - sum(spent_ms.values()))
     peak = None if name == "jax" else peak
-    return BenchmarkRow(name, precision, run.description, 1e3 * step, clients / step, peak, floor / step, stages_ms, spent_ms)
+    return BenchmarkRow(
+        name, precision, run.description, 1e3 * step, clients / step, peak, floor / step, stages_ms, spent_ms
+    )
 
 
 def task_job(model: str, task: Task, clients: int, batch: int, steps: int, device: torch.device) -> TrainingJob:

@@ -115,8 +115,8 @@ class Run:
         """
         tree, absent = tree_of(self.config), [line["absent"] for line in self.rounds]
 
-        def here(participation: Any, whole_tree: Any, level: int, number: int, seed: int) -> np.ndarray:
-            drawn_N = sample_participants(participation, whole_tree, level, number, seed)
+        def here(participation: Any, tree_: Any, level: int, number: int, seed: int, busy_N: Any = None) -> np.ndarray:
+            drawn_N = sample_participants(participation, tree_, level, number, seed, busy_N)
             for name in absent[number] if number < len(absent) else ():
                 if tree.find(name)[0] == level:
                     drawn_N[tree.find(name)[1]] = False
@@ -125,7 +125,7 @@ class Run:
         with pytest.MonkeyPatch.context() as patch:
             if any(absent):
                 assert set(self.config.schedule.periods[:-1]) <= {1}
-                patch.setattr(federation, "draw", here)
+                patch.setattr(federation, "sample_participants", here)
             sim = study_of(self.config).simulation
             first, wanted = sim.result().module.state_dict(), sim.run().module.state_dict()
         # a root has what stays with the leaves as it was at first

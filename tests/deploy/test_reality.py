@@ -20,7 +20,7 @@ from benchmarks.deployment.clock_accuracy import (
     lines_of,
     overhead_of,
     priced,
-    story_of,
+    workload_of,
 )
 from benchmarks.deployment.network_emulator import LinkConfig
 from stratafl.base.topology import Tree
@@ -30,14 +30,14 @@ STEP = 0.002
 
 def as_priced(run: Run, overhead: Overhead, folder: Path) -> RoundTimings:
     """A deployment that takes exactly as long as the clock says."""
-    price = priced(story_of(run.config(folder)), run.limited, STEP, overhead)
+    price = priced(workload_of(run.config(folder)), run.limited, STEP, overhead)
     return RoundTimings([9.0] + [price.seconds] * 3, [9.0] + [price.wire_bytes] * 3, STEP, {}, "")
 
 
 @pytest.mark.parametrize("tree", PERIODS)
 def test_the_overhead_of_a_message_is_found_again(tree: str, tmp_path: Path) -> None:
     run, overhead = Run(tree, "small", False), Overhead(0.3, 700.0)
-    found = overhead_of(story_of(run.config(tmp_path)), as_priced(run, overhead, tmp_path))
+    found = overhead_of(workload_of(run.config(tmp_path)), as_priced(run, overhead, tmp_path))
     assert found == pytest.approx(overhead)
 
 

@@ -147,14 +147,14 @@ def engine(name: EngineName, given: Problem, dtype: torch.dtype = torch.float64,
     theirs += [*module.parameters(), *module.buffers()]
     before = [_bytes(each) for each in theirs]
     training = ClientTraining(
-        flat,
-        given.entry.loss,
-        InMemorySamples(inputs, targets),
-        ClientIndex.from_lists(given.partition),
-        leaf(LR),
-        BATCH,
-        "epochs",
-        SEED,
+        flat=flat,
+        loss=given.entry.loss,
+        samples=InMemorySamples(inputs, targets),
+        clients=ClientIndex.from_lists(given.partition),
+        client_update=leaf(LR),
+        batch_size=BATCH,
+        sampling="epochs",
+        seed=SEED,
     )
     trainer = make_engine(name, training, chunk_size=chunk)
     g_NP = trainer.gradients(work)

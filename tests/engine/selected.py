@@ -23,6 +23,7 @@ def select(
 ) -> tuple[BatchedGradients | None, str]:
     samples = InMemorySamples(inputs, targets)
     training = ClientTraining(
-        flat, loss, samples, ClientIndex.from_lists([torch.arange(len(targets))]), leaf(0.1), None, "epochs", 0
-    )
+        flat=flat, loss=loss, samples=samples, clients=ClientIndex.from_lists([torch.arange(len(targets))]),
+        client_update=leaf(0.1), batch_size=None, sampling="epochs", seed=0,
+    )  # fmt: skip
     return select_gradient_method(flat, loss, inputs, targets, known=profile_module(training), **options)

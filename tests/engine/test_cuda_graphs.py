@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -48,7 +49,7 @@ def test_a_graph_keeps_the_constants_that_it_reads(in_order: bool, monkeypatch: 
     engine._uses_cuda_graphs = True
     sim.federation.begin_round()
     work = sim.federation.train_request(0, 1, 0)
-    (chunk,) = engine._chunks(work._replace(active=[3, 4]), 1)
+    (chunk,) = engine._chunks(replace(work, clients=[3, 4]), 1)
     captured = engine._cuda_graph(work, chunk)
     (program,) = method._programs.values()
     reads = weakref.ref(program)

@@ -81,7 +81,7 @@ def training(
         flat=FlatModule(module),
         loss=F.cross_entropy,
         samples=InMemorySamples(*data),
-        partition=parts,
+        clients=parts,
         client_update=chain or leaf(),
         batch_size=BATCH,
         sampling="epochs",

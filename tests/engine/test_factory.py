@@ -11,7 +11,7 @@ from stratafl.base.errors import InvalidInput
 from stratafl.core.client_training import ClientTraining
 from stratafl.core.client_update import leaf
 from stratafl.core.flat_module import FlatModule
-from stratafl.data.dataset import InMemorySamples
+from stratafl.data.dataset import ClientIndex, InMemorySamples
 from stratafl.engine.factory import make_engine
 
 
@@ -25,7 +25,7 @@ def made(name: str, module: nn.Module | None = None, clients: int = 3, **more):
             flat=flat,
             loss=F.cross_entropy,
             samples=InMemorySamples(*data),
-            partition=parts,
+            clients=ClientIndex.from_lists(parts),
             client_update=leaf(),
             batch_size=2,
             sampling="epochs",

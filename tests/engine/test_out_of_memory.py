@@ -56,14 +56,14 @@ def raising(problem: BaseException) -> Callable[..., Any]:
 
 def training(problem: BaseException) -> ClientTraining:
     return ClientTraining(
-        FlatModule(Failing(problem)),
-        LOSS,
-        InMemorySamples(X, LABELS),
-        ClientIndex.from_lists([torch.arange(6)]),
-        leaf(0.1),
-        None,
-        "epochs",
-        0,
+        flat=FlatModule(Failing(problem)),
+        loss=LOSS,
+        samples=InMemorySamples(X, LABELS),
+        clients=ClientIndex.from_lists([torch.arange(6)]),
+        client_update=leaf(0.1),
+        batch_size=None,
+        sampling="epochs",
+        seed=0,
     )
 
 

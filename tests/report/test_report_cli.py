@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stratafl.base.errors import MissingExtra
-from stratafl.report.figures import TOLD_APART, figures
+from stratafl.report.figures import MAX_DISTINCT_STYLES, figures
 from stratafl.runs.groups import collect_runs, group_runs
 from tests.commands import CONFIG, command
 from tests.report.conftest import METHODS
@@ -72,7 +72,7 @@ def test_another_metric_is_chosen_by_name(copied: Path, tmp_path: Path, monkeypa
     assert capsys.readouterr().err == "error: --metric = 'f1': these runs have accuracy, loss\n"
 
 
-@pytest.mark.parametrize("count", [TOLD_APART, TOLD_APART + 1])
+@pytest.mark.parametrize("count", [MAX_DISTINCT_STYLES, MAX_DISTINCT_STYLES + 1])
 def test_any_number_of_settings_with_long_names_leaves_room_for_the_curves(
     runs: Path, tmp_path: Path, count: int
 ) -> None:
@@ -82,7 +82,7 @@ def test_any_number_of_settings_with_long_names_leaves_room_for_the_curves(
         warnings.simplefilter("error")  # axes that have no room left are one
         drawn = figures(tmp_path, result)
     text = "".join(ElementTree.parse(next(path for path in drawn if path.suffix == ".svg")).getroot().itertext())
-    assert ("the report names them" in text) == (count > TOLD_APART) == ("11 long" not in text)
+    assert ("the report names them" in text) == (count > MAX_DISTINCT_STYLES) == ("11 long" not in text)
 
 
 def test_figures_are_the_same_each_time(runs: Path, tmp_path: Path, monkeypatch) -> None:

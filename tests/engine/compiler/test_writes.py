@@ -13,7 +13,7 @@ from stratafl import InvalidInput
 from stratafl.core.client_training import ClientTraining
 from stratafl.core.client_update import leaf
 from stratafl.core.flat_module import FlatModule
-from stratafl.data.dataset import InMemorySamples
+from stratafl.data.dataset import ClientIndex, InMemorySamples
 from stratafl.engine.module_profile import profile_module
 from tests.engine.zoo.entry import Net
 from tests.simulation.module_profiles import data, furthest, run
@@ -43,7 +43,10 @@ def test_however_it_is_written(whose: str, way: Callable[[Tensor, Tensor], objec
     kept = torch.ones(4)
     flat = FlatModule(writing(way, nn.Parameter(kept, requires_grad=False) if whose == "frozen weights" else kept))
     samples = InMemorySamples(torch.randn(4, 4), torch.tensor([0, 1, 2, 1]))
-    training = ClientTraining(flat, F.cross_entropy, samples, [torch.arange(4)], leaf(), None, "epochs", 0)
+    training = ClientTraining(
+        flat=flat, loss=F.cross_entropy, samples=samples, clients=ClientIndex.from_lists([torch.arange(4)]),
+        client_update=leaf(), batch_size=None, sampling="epochs", seed=0,
+    )  # fmt: skip
     assert profile_module(training).mutates == (whose,)
 
 
