@@ -115,9 +115,9 @@ class Run:
         """
         tree, absent = tree_of(self.config), [line["absent"] for line in self.rounds]
 
-        def here(participation: Any, tree_: Any, level: int, number: int, seed: int, busy_N: Any = None) -> np.ndarray:
-            drawn_N = sample_participants(participation, tree_, level, number, seed, busy_N)
-            for name in absent[number] if number < len(absent) else ():
+        def here(participation: Any, whole_tree: Any, level: int, round: int, **more: Any) -> np.ndarray:
+            drawn_N = sample_participants(participation, whole_tree, level, round, **more)
+            for name in absent[round] if round < len(absent) else ():
                 if tree.find(name)[0] == level:
                     drawn_N[tree.find(name)[1]] = False
             return drawn_N

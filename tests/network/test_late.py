@@ -109,7 +109,7 @@ def test_of_those_at_work_a_share_is_taken_or_who_comes_by_a_deadline(policy: di
     network["nodes"] = {str(n): {"step_s": seconds / 2} for n, seconds in enumerate(times)}
     simulation = simulated(problem, place("hfedavg", 1), policy, network, periods=[2], rounds=5)
     ends, merged = _by_hand(times, policy, rounds=5)
-    heard = simulation.clock.late_update_policies()[1].heard  # type: ignore[union-attr]
+    heard = simulation.clock.late_update_policies()[1].reporting  # type: ignore[union-attr]
     for number, (end, who) in enumerate(zip(ends, merged, strict=True)):
         record = next(simulation)
         assert isinstance(record, ClockedRound)
