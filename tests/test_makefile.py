@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-RECIPES = ("Makefile", "pyproject.toml", "constraints.txt")
+RECIPES = ("Makefile", "pyproject.toml", "papers/pyproject.toml", "constraints.txt")
 pytestmark = pytest.mark.skipif(
     shutil.which("make") is None or not (ROOT / "Makefile").exists(), reason="no make, or no checkout"
 )
@@ -17,6 +17,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
+    (tmp_path / "papers").mkdir()
     for name in RECIPES:
         shutil.copyfile(ROOT / name, tmp_path / name)
     return tmp_path

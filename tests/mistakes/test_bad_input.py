@@ -219,7 +219,8 @@ def test_the_right_call_is_fine() -> None:
 
 def test_a_stacked_engine_says_when_it_cannot_hold_the_batches() -> None:
     many = {"data": (INPUTS.repeat(200, 1), LABELS.repeat(200)), "partition": np.arange(1_600).reshape(4, 400)}
-    for engine in ("stacked", "vmap", "auto"):
+    assert study(**many, batch=None, engine="auto", periods=[1, 1_000_000]).engine.how == "loop"
+    for engine in ("stacked", "vmap"):
         with pytest.raises(InvalidInput, match=r"periods = \[1, 1000000\].*1,073,741,824 samples.*loop engine"):
             study(**many, batch=None, engine=engine, periods=[1, 1_000_000])
 

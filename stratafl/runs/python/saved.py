@@ -58,7 +58,7 @@ class SavedRun(RunRecorder):
         _open_here[saving.path.absolute()] = self
 
     @property
-    def go_on(self) -> str:
+    def resume_command(self) -> str:
         return f"the same program goes on from there: the run is kept in {self.path}"
 
     @contextmanager
