@@ -144,4 +144,4 @@ def entries(draw: st.DrawFn) -> tuple[Plan, Entry]:
         head = nn.Linear(WIDTH * SIDE * SIDE if image else WIDTH, 3)
         return nn.Sequential(first(), built(plan, leaves), nn.Flatten(), head)
 
-    return plan, Entry(build, reals(*shape), loss=F.cross_entropy, pairs=True)
+    return plan, Entry(build, reals(*shape), loss=F.cross_entropy, draws=True, pairs=True)
