@@ -281,7 +281,7 @@ class WorkloadReplay:
     def traffic_state(self) -> tuple:
         """State that decides the next round if all nodes take part."""
         saved = self.traffic.saved()
-        arrays = [*saved["stale"], *saved["owed"], *saved["down"]["bytes"], *saved["up"]["bytes"]]
+        arrays = [*saved["outdated"], *saved["corrections_due"], *saved["down"]["bytes"], *saved["up"]["bytes"]]
         return self.top, *(array.tobytes() for array in arrays)
 
     def _restarted_levels(self) -> list[int]:
