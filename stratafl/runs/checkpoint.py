@@ -83,7 +83,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise cannot_read(path, f"not a safetensors file ({problem})") from None
 
 
-FORMAT = 3
+FORMAT = 4
 """Version of the format of checkpoints. Version 1 contained all records, and no provenance; version
 2 had a list of levels per kind of state, where there now is one record per level."""
 

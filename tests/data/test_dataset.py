@@ -197,7 +197,7 @@ def test_engines_agree_on_inputs_with_names(engine: str) -> None:
     }
     wanted = trained(Masked, (inputs, labels), engine="loop", **more)
     found = trained(Masked, (inputs, labels), engine=engine, **more)
-    assert found.engine.description == engine
+    assert found.engine.how == engine
     assert torch.allclose(rows(found), rows(wanted), atol=1e-6)
     assert found.history[-1].metrics == pytest.approx(wanted.history[-1].metrics, abs=1e-6)
 

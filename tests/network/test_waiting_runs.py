@@ -71,7 +71,7 @@ def clocked(simulation: Simulation) -> list[ClockedRound]:
 def test_who_is_late_is_as_absent_as_who_is_not_drawn(name: str) -> None:
     """Compare with a run whose participation function leaves out the same nodes."""
     simulation = waiting(POLICIES[name])
-    participating = simulation.federation.participation[1]
+    participating = simulation.federation.edges[1].participation
     assert callable(participating)
     reference = waiting(None, network=None, participation=[participating, participating])
     result, expected = simulation.run(progress=False), reference.run(progress=False)

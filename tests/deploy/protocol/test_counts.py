@@ -130,7 +130,7 @@ def test_what_is_learnt_under_new_weights_is_the_mean_less_the_own_gradient() ->
     gradient = []
     for number, part in enumerate(grown.parts):
         training = sim.engine.training
-        inputs, targets = training.samples(number, 0, torch.as_tensor(part))
+        inputs, targets = training.batch(number, 0, torch.as_tensor(part))
         module = sim.flat.build(x_P, torch.zeros(0))
         loss = torch.nn.functional.cross_entropy(module(inputs), targets)
         loss.backward()
