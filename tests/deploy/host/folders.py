@@ -14,10 +14,10 @@ from stratafl.cli.main import app
 
 HOLD = """
 import pathlib, signal, sys, time
-from stratafl.runs.format import Lock
+from stratafl.runs.format import RunLock
 if sys.argv[2] == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-lock = Lock(pathlib.Path(sys.argv[1]))
+lock = RunLock(pathlib.Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(600)
 """

@@ -65,8 +65,8 @@ def fail(where):
         from stratafl import InvalidInput
         raise InvalidInput("labels[3]", "{SECRET}", "must be a class")
     if kind == "own complaint":
-        from stratafl.base.errors import integer
-        integer("labels[3]", "{SECRET}")
+        from stratafl.base.validation import check_integer
+        check_integer("labels[3]", "{SECRET}")
     if kind == "deployment's complaint":
         from pathlib import Path
         from stratafl.base.files import read_json
