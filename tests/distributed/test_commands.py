@@ -117,7 +117,7 @@ def state(run: Path) -> dict:
 def assert_alike(run: Path, other: Path, close: float) -> None:
     one, two = state(run), state(other)
     for mine, theirs in zip(one["federation"]["levels"], two["federation"]["levels"], strict=True):
-        for name in ("model", "given"):
+        for name in ("model", "broadcast"):
             torch.testing.assert_close(mine[name], theirs[name], rtol=close, atol=close)
     for mine, theirs in zip(one["history"], two["history"], strict=True):
         for name in ("round", "steps", "refused", "bytes_per_client"):
