@@ -1,1 +1,1 @@
-"""What the papers share: series of experiments, their runs, results, claims and reports."""
+"""Shared by all papers: series of experiments, their runs, results, claims and reports."""

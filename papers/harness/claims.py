@@ -18,7 +18,7 @@ SHOWN = 4
 
 
 class Finding(NamedTuple):
-    """Whether a claim holds in one panel; None where it cannot be told."""
+    """True if a claim holds in one panel, False if not, None where it cannot be decided."""
 
     label: str
     holds: bool | None

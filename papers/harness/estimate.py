@@ -1,4 +1,4 @@
-"""What a series needs: data sets, client-steps, and an estimate of its duration here."""
+"""Requirements of a series: data sets, client-steps, and an estimate of its duration."""
 
 from __future__ import annotations
 

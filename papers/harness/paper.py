@@ -1,4 +1,4 @@
-"""What the harness knows of a paper; each paper is one `Paper` in a folder of its own."""
+"""Description of a paper for the harness; each paper is one `Paper` in a folder of its own."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Paper:
     remarks: Callable[[Mapping[str, Any]], list[str]]
     """Lines of Markdown about these further results."""
     introduction: str
-    """What the page of claims covers, as the rest of a sentence."""
+    """Scope of the page of claims, as the rest of a sentence."""
     open_settings: Callable[[Mapping[str, Any] | None, Scale], list[str]]
     """Lines about settings that the paper leaves open, given the results of the search."""
     elsewhere: Callable[[Path], list[str]]

@@ -1,4 +1,4 @@
-"""What `stratafl reproduce` does: select series, train missing runs, report, and print."""
+"""Work of `stratafl reproduce`: select series, train missing runs, report, and print."""
 
 from __future__ import annotations
 
