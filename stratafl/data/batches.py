@@ -17,13 +17,7 @@ Sampling = Literal["epochs", "replacement"]
 
 
 def batch_indices(
-    seed: int,
-    client: int,
-    size: int,
-    first: int,
-    steps: int,
-    batch: int | None,
-    sampling: Sampling = "epochs",
+    seed: int, client: int, size: int, first: int, steps: int, batch: int | None, sampling: Sampling = "epochs"
 ) -> list[Tensor]:
     """Positions in a client's list of samples for `steps` steps, from step `first` on.
 

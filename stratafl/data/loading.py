@@ -15,16 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from stratafl.base.errors import InvalidInput, convert_errors, unknown_name
 from stratafl.base.rng import Stream, derive_seed, rng_states, seeded_rng
 from stratafl.data.dataset import ClientIndex, FederatedData, InMemorySamples, LazySamples
-from stratafl.data.inputs import (
-    Inputs,
-    NamedInputs,
-    Pair,
-    combine,
-    is_array,
-    parse_inputs,
-    targets,
-    tensors_of,
-)
+from stratafl.data.inputs import Inputs, NamedInputs, Pair, combine, is_array, parse_inputs, targets, tensors_of
 
 TARGETS = ("labels", "label")
 """Default names of the target column."""

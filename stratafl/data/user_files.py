@@ -13,11 +13,11 @@ import numpy as np
 from stratafl.base.errors import InvalidInput, MissingExtra, convert_errors
 from stratafl.base.rng import Stream, generator
 from stratafl.base.validation import check_choice, check_number
+from stratafl.data.catalog.archive import FileTree, open_files
+from stratafl.data.catalog.hub import load
+from stratafl.data.catalog.images import picture
 from stratafl.data.catalog.storage import DatasetArrays, StoredDataset, add_statistics
 from stratafl.data.dataset import FederatedData
-from stratafl.data.formats.archive import FileTree, open_files
-from stratafl.data.formats.hub import load
-from stratafl.data.formats.images import picture
 from stratafl.data.loading import DataColumns, load_data
 
 

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from stratafl.base.errors import InvalidInput, join_names
+from stratafl.cost.figures import GroupOnNetwork, timelines
 from stratafl.cost.pricing import CostAxes
-from stratafl.cost.round_chart import GroupOnNetwork, timelines
 from stratafl.metrics.objective import Goal, GoalLike
 from stratafl.report.summary import default_targets, fixed_columns
 from stratafl.runs import StoredRun, format

@@ -290,9 +290,7 @@ def read_archive(path: Path) -> Runs:
 
 
 def collect_runs(
-    folders: Sequence[Path],
-    read: Callable[[Path], StoredRun] = read_run,
-    unpack: Callable[[Path], Runs] = read_archive,
+    folders: Sequence[Path], read: Callable[[Path], StoredRun] = read_run, unpack: Callable[[Path], Runs] = read_archive
 ) -> tuple[list[StoredRun], list[str]]:
     """Collect runs, each once and oldest first in each folder, and a line for each that cannot be
     read.

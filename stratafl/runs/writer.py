@@ -23,10 +23,9 @@ from stratafl.metrics.metrics import DEFAULT_DIRECTIONS, Directions
 from stratafl.metrics.records import RoundResult, diverged, diverged_after
 from stratafl.network.messages import RecordedWorkload
 from stratafl.runs import format
-from stratafl.runs.checkpoint import Checkpoints, Progress
+from stratafl.runs.checkpoint import Checkpoints, Progress, RoundLog
 from stratafl.runs.format import RunLock
 from stratafl.runs.provenance import Provenance
-from stratafl.runs.round_log import RoundLog
 from stratafl.simulation.result import Result
 from stratafl.simulation.simulation import Simulation
 

@@ -17,8 +17,7 @@ from stratafl.base.statistics import MeanStd
 from stratafl.config.schema import Config
 from stratafl.cost.pricing import BYTES, ENERGY, TIME, Unit
 from stratafl.runs.format import slug
-from stratafl.tune.result import TuningResult
-from stratafl.tune.selection import NetworkResult, TuningCandidate, frontier_segments
+from stratafl.tune.result import NetworkResult, TuningCandidate, TuningResult, frontier_segments
 from stratafl.tune.task import COSTS
 from stratafl.tune.trials import TuningTrial, cost_in, cumulative_cost_R
 

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, error_message
-from stratafl.tune.space import GridPoint
-from stratafl.tune.task import TuningTask
+from stratafl.tune.task import GridPoint, TuningTask
 from stratafl.tune.trials import CostLimits, StopConditions, TrialRunner, TuningTrial
 
 if TYPE_CHECKING:

@@ -82,10 +82,7 @@ MOST_DEGREES = 1e6
 
 
 def leaf_angles(
-    parents: Sequence[Sequence[int] | np.ndarray],
-    start: float = -50.0,
-    step: float = 10.0,
-    level: int = 1,
+    parents: Sequence[Sequence[int] | np.ndarray], start: float = -50.0, step: float = 10.0, level: int = 1
 ) -> np.ndarray:
     """Angle of each client in degrees: node i (from 0) of the level has start + step * i.
 
@@ -296,11 +293,7 @@ def _check_parents(parents: Sequence[Sequence[int] | np.ndarray]) -> list[np.nda
         # last.
         steps = np.diff(level, prepend=0)
         if not len(level) or level[-1] != above - 1 or steps.min() < 0 or steps.max() > 1:
-            raise InvalidInput(
-                f"parents[{m}]",
-                level.tolist(),
-                f"must run from 0 to {above - 1}, siblings adjacent",
-            )
+            raise InvalidInput(f"parents[{m}]", level.tolist(), f"must run from 0 to {above - 1}, siblings adjacent")
         above = len(level)
     return tree
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stratafl.base.errors import InvalidInput, MissingExtra
+from stratafl.data.catalog.archive import FileTree
+from stratafl.data.catalog.shakespeare import Role, from_pairs, split_roles
 from stratafl.data.catalog.storage import DatasetArrays
-from stratafl.data.formats.archive import FileTree
-from stratafl.data.formats.shakespeare import Role, from_pairs, split_roles
 
 
 class HubColumns(NamedTuple):
