@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from stratafl.base.errors import InvalidInput, convert_errors, unknown_name
 from stratafl.base.rng import Stream, derive_seed, rng_states, seeded_rng
+from stratafl.base.validation import check_keys
 from stratafl.data.dataset import ClientIndex, FederatedData, InMemorySamples, LazySamples
 from stratafl.data.inputs import Inputs, NamedInputs, Pair, combine, is_array, parse_inputs, targets, tensors_of
 
@@ -39,9 +40,7 @@ class DataColumns(NamedTuple):
             return table or DataColumns()
         if not isinstance(table, Mapping):
             raise InvalidInput(field, table, "must be a table: inputs, targets, owner")
-        for key in table:
-            if key not in DataColumns._fields:
-                raise unknown_name(f"{field} key", key, DataColumns._fields)
+        check_keys(field, table, DataColumns._fields)
         named = dict(table)
         inputs = named.get("inputs")
         if isinstance(inputs, list | tuple) and inputs and all(isinstance(name, str) for name in inputs):

@@ -21,7 +21,7 @@ import torch
 
 from stratafl.base.errors import InvalidInput, first_line_of, unknown_name
 from stratafl.base.files import read_bounded
-from stratafl.base.validation import check_number, name_and_params
+from stratafl.base.validation import check_keys, check_number, name_and_params
 
 LOWEST, HIGHEST = 2.0**-54, 1 - 2.0**-53
 """Range of the probabilities that are sampled: a tail is unbounded, a sample is not."""
@@ -157,9 +157,7 @@ class Distribution:
 
 def _parameters(field: str, name: str, values: Mapping[str, Any]) -> dict[str, float]:
     family = FAMILIES[name]
-    for key in values:
-        if key not in family.parameters:
-            raise unknown_name(f"{field} key", key, (*family.parameters, *COMMON_KEYS))
+    check_keys(field, values, (*family.parameters, *COMMON_KEYS))
     parameters = {}
     for key in family.parameters:
         if key in values:
@@ -175,9 +173,7 @@ def _parameters(field: str, name: str, values: Mapping[str, Any]) -> dict[str, f
 
 def _empirical_values(field: str, parameters: Mapping[str, Any], folder: Path | None) -> tuple[float, ...]:
     """Read the values of an empirical distribution: a list, or a column of a CSV file."""
-    for key in parameters:
-        if key not in ("values", "file", "column"):
-            raise unknown_name(f"{field} key", key, ("values", "file", "column", *COMMON_KEYS))
+    check_keys(field, parameters, ("values", "file", "column", *COMMON_KEYS))
     if ("values" in parameters) == ("file" in parameters):
         raise InvalidInput(field, dict(parameters), "empirical needs either values or a file")
     values = parameters["values"] if "values" in parameters else _column(field, parameters, folder)
@@ -344,9 +340,7 @@ class Network:
         folder: where files that the tables name are.
         """
         keys = [field.name for field in dataclasses.fields(Network) if field.name != "tiers"] + ["tier"]
-        for key in values:
-            if key not in keys:
-                raise unknown_name("network key", key, keys)
+        check_keys("network", values, keys)
         tiers = values.get("tier", [])
         if isinstance(tiers, Mapping):
             tiers = [tiers]
@@ -426,9 +420,7 @@ def _fields(kind: Any, where: str, values: Any, folder: Path | None) -> dict[str
     if not isinstance(values, Mapping):
         raise InvalidInput(where, values, "must be a table")
     keys = [field.name for field in dataclasses.fields(kind)]
-    for key in values:
-        if key not in keys:
-            raise unknown_name(f"{where} key", key, keys)
+    check_keys(where, values, keys)
     return {
         key: check_text(f"{where}.{key}", value) if key == "name" else _quantity(f"{where}.{key}", key, value, folder)
         for key, value in values.items()
@@ -466,9 +458,7 @@ def _nodes(values: Any, folder: Path | None) -> tuple[tuple[str, tuple[tuple[str
         where = f"nodes.{pattern}"
         if not isinstance(table, Mapping):
             raise InvalidInput(where, table, "must be a table")
-        for key in table:
-            if key not in (*TIER, *DEVICE):
-                raise unknown_name(f"{where} key", key, (*TIER, *DEVICE))
+        check_keys(where, table, (*TIER, *DEVICE))
         if "step_s" in table and "gflop_s" in table:
             raise InvalidInput(where, dict(table), f"takes either step_s or gflop_s: {STEP_TIME}")
         quantities = tuple((key, _quantity(f"{where}.{key}", key, value, folder)) for key, value in table.items())

@@ -47,7 +47,7 @@ def _exclusions(run: StoredRun) -> list[str]:
     for reason in ("refused", "absent"):
         rounds: dict[str, list[int]] = {}
         for record in run.rounds:
-            for name in dict.fromkeys(format.excluded_nodes(record, reason)):
+            for name in dict.fromkeys(format.strings_in(record.get(reason))):
                 rounds.setdefault(name, []).append(record["round"])
         entries = [f"{name} in {_rounds_text(numbers)}" for name, numbers in rounds.items()]
         lines += [f"{reason}: {join_names(entries)}"] if entries else []

@@ -59,19 +59,17 @@ class RunDescription:
         config: Mapping[str, Any], simulation: Simulation, counts: LabelCounts, objects: Mapping[str, str] | None = None
     ) -> RunDescription:
         """Describe a simulation."""
-        engine, tree = simulation.engine, simulation.federation.tree.whole
-        remarks = simulation.notes, objects or {}
-        better, clock = simulation.objective.better, {} if simulation.clock is None else simulation.clock.facts
         return RunDescription(
-            config,
-            tree,
-            counts,
-            engine.name,
-            engine.how,
-            engine.precision,
-            *remarks,
-            better=better,
-            clock=clock,
+            config=config,
+            tree=simulation.federation.tree.whole,
+            counts=counts,
+            engine=simulation.engine.name,
+            how=simulation.engine.how,
+            precision=simulation.engine.precision,
+            notes=simulation.notes,
+            objects=objects or {},
+            better=simulation.objective.better,
+            clock={} if simulation.clock is None else simulation.clock.facts,
             workload=simulation.workload,
         )
 
@@ -239,9 +237,8 @@ def _continued(
 ) -> dict[str, Any]:
     """Contents of run.json for a run that continues."""
     # continuations after dropped rounds are dropped, too
-    before = [
-        entry for entry in format.continuations(described) if Progress(entry["after"], entry.get("meetings", 0)) < place
-    ]
+    entries = described.get("continued", ())
+    before = [entry for entry in entries if Progress(entry["after"], entry.get("meetings", 0)) < place]
     continuation: dict[str, Any] = {"after": place.round, "time": format.now(), "environment": environment()}
     continuation |= {"meetings": place.meetings} if place.meetings else {}
     continuation |= {"changed": list(changed)} if changed else {}

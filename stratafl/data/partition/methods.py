@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from stratafl.base.errors import InvalidInput, unknown_name
-from stratafl.base.validation import check_choice, check_integer, check_number, name_and_params
+from stratafl.base.validation import check_choice, check_integer, check_keys, check_number, name_and_params
 
 
 def apportion(total: int, weights_N: np.ndarray, least_N: np.ndarray) -> np.ndarray:
@@ -471,9 +471,7 @@ def parse(spec: object, field: str) -> PartitionMethod:
     name, params = name_and_params(field, spec, "a Split")
     function = SPLITS[check_choice(f"{field}.name", name, SPLITS)]
     parameters = inspect.signature(function).parameters
-    for key in params:
-        if key not in parameters:
-            raise unknown_name(f"{field} key", key, parameters)
+    check_keys(field, params, parameters)
     for key, parameter in parameters.items():
         if parameter.default is parameter.empty and key not in params:
             raise InvalidInput(f"{field}.{key}", None, f"{name} needs it")

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stratafl.base.errors import InvalidInput, unknown_name
+from stratafl.base.errors import InvalidInput
 from stratafl.base.rng import Stream, generator
 from stratafl.base.topology import Tree, balanced_hint, groups_of
-from stratafl.base.validation import check_integer, check_number
+from stratafl.base.validation import check_integer, check_keys, check_number
 from stratafl.data.dataset import ClientIndex
 from stratafl.data.partition import methods as sizing
 from stratafl.data.partition.methods import NodeSamples, PartitionMethod, parse
@@ -249,9 +249,7 @@ def _parse_methods(levels: Sequence[object], tree: list[np.ndarray]) -> list[Par
 def _parse_rotation(rotation: Mapping[str, object], tree: list[np.ndarray]) -> np.ndarray:
     if not isinstance(rotation, Mapping):
         raise InvalidInput("rotation", rotation, f"must be a table of {', '.join(ROTATION)}")
-    for key in rotation:
-        if key not in ROTATION:
-            raise unknown_name("rotation key", key, ROTATION)
+    check_keys("rotation", rotation, ROTATION)
     return leaf_angles(tree, **rotation)  # type: ignore[arg-type]
 
 

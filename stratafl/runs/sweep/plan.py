@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stratafl.base.errors import InvalidInput, unknown_name
+from stratafl.base.errors import InvalidInput
 from stratafl.base.files import read_json, remove_tree, write_json
-from stratafl.base.validation import check_integer, repeated
+from stratafl.base.validation import check_integer, check_keys, repeated
 from stratafl.config.paths import anchored
 from stratafl.config.schema import Config, check_plain, read_toml
 from stratafl.metrics.objective import Goal, parse_goal
@@ -62,9 +62,7 @@ class Plan:
         """Make a plan of a parsed file; a base config it names is looked for from the folder, and
         so are the files that its own tables name."""
         check_plain(values)
-        for key in values:
-            if key not in KEYS:
-                raise unknown_name("sweep key", key, KEYS)
+        check_keys("sweep", values, KEYS)
         base: dict[str, Any] = {}
         if "config" in values:
             if not isinstance(values["config"], str):
