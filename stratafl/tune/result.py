@@ -110,6 +110,12 @@ def network_results(search: Search, repeated: dict[GridPoint | None, list[Tuning
     results = []
     for network in task.networks:
         name = network.name
+
+        def rank(candidate: TuningCandidate) -> tuple[float, ...]:
+            """Sort by success rate, then number of runs, then mean cost."""
+            cost = mean_std([run.cost(name, task.minimise) for run in candidate.runs]).mean
+            return -candidate.reached(name, task) / len(candidate.runs), -len(candidate.runs), cost
+
         candidates = [
             baseline
             if setting == baseline_setting
@@ -118,7 +124,7 @@ def network_results(search: Search, repeated: dict[GridPoint | None, list[Tuning
             )
             for setting in finalists(search, name)
         ]
-        candidates.sort(key=_order(name, task))
+        candidates.sort(key=rank)
         results.append(NetworkResult(name, tuple(candidates), baseline, tuple(frontier(search, name))))
     return results
 
@@ -155,17 +161,6 @@ def _first_trial(search: Search, setting: GridPoint | None) -> TuningTrial:
     return search.baseline if setting in (None, search.space.baseline) else search.trials[setting]
 
 
-def _order(network: str, task: TuningTask) -> Callable[[TuningCandidate], tuple[float, ...]]:
-    """Sort key: success rate, then number of runs, then mean cost."""
-
-    def key(candidate: TuningCandidate) -> tuple[float, ...]:
-        reached, runs = candidate.reached(network, task), len(candidate.runs)
-        cost = mean_std([run.cost(network, task.minimise) for run in candidate.runs]).mean
-        return -reached / runs, -runs, cost
-
-    return key
-
-
 SEARCH = 0.6
 """Fraction of the time for the search; the rest is for repetitions of the best settings."""
 RUNS = "runs"
@@ -190,7 +185,7 @@ class TuningResult:
 
     @property
     def all_trials(self) -> list[tuple[str, int, TuningTrial]]:
-        """All runs with their settings and seeds, the given config first."""
+        """Runs with their settings and seeds, the given config first."""
         space, seeds = self.search.space, self.task.seed_list
         trials = [(BASELINE, seeds[0], self.baseline)]
         trials += [

@@ -7,7 +7,6 @@ table the grid is the neighbourhood of the given config.
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +27,7 @@ from stratafl.metrics.objective import Goal
 from stratafl.network.specification import Network
 from stratafl.rules.registry import rules_for
 from stratafl.runs.format import slug
-from stratafl.runs.provenance import essence
+from stratafl.runs.provenance import config_digest, essence
 
 WIDE, NARROW = (0.25, 0.5, 1.0, 2.0, 4.0), (0.5, 1.0, 2.0)
 """Neighbours on the grid, as multiples of the config's value."""
@@ -171,7 +170,8 @@ def _neighborhood(config: Config) -> dict[str, tuple[Any, tuple[Any, ...]]]:
     """Value of each key in the config, and its neighbours."""
     depth = _depth(config)
     neighborhood: dict[str, tuple[Any, tuple[Any, ...]]] = {}
-    neighborhood["method"] = _methods(config)
+    method = dict(config.method)
+    neighborhood["method"] = method, (method, *({"name": name} for name in METHODS if name != method.get("name")))
     for level, period in enumerate(schedule_of(config, depth).periods, 1):
         neighborhood[f"{PERIODS}{level}"] = period, neighbors(period, WIDE, lambda value: max(1, round(value)))
     participation = check_participation(config.schedule.participation, depth)[-1]
@@ -186,11 +186,6 @@ def _neighborhood(config: Config) -> dict[str, tuple[Any, tuple[Any, ...]]]:
             neighbors(config.leaf.batch, NARROW, lambda value: max(1, round(value))),
         )
     return neighborhood
-
-
-def _methods(config: Config) -> tuple[Any, tuple[Any, ...]]:
-    method = dict(config.method)
-    return method, (method, *({"name": name} for name in METHODS if name != method.get("name")))
 
 
 def neighbors(value: float, factors: Iterable[float], rounded: Callable[[float], Any]) -> tuple[Any, ...]:
@@ -321,7 +316,8 @@ class TuningTask:
         name = repeated(slug(network.name) for network in networks)
         if name is not None:
             raise InvalidInput("--network", name, "two networks of this name: give each once, and names of their own")
-        stopping = at_target(config, target)
+        stop = {target.metric: target.value} if not target.sign else f"{target.metric} {target.sign} {target.value!r}"
+        stopping = replace(config, run=replace(config.run, stop_at=None, stop_when=stop))
         return TuningTask(stopping, replace(space, config=stopping), tuple(networks), target, **options)
 
     @property
@@ -337,7 +333,8 @@ class TuningTask:
             "target": str(self.target),
             "minimise": self.minimise,
             "budgets": dict(self.budgets),
-            "networks": {network.name: _digest(network) for network in self.networks},
+            # digests of their tables, which leave out quantities that have their defaults
+            "networks": {network.name: config_digest(network.as_tables()) for network in self.networks},
         }
 
     def check(self, folder: Path) -> dict[str, Any]:
@@ -364,21 +361,10 @@ class TuningTask:
         return description
 
 
-def _digest(network: Network) -> str:
-    """Digest of a network, without quantities that have their defaults."""
-    return hashlib.sha256(json.dumps(network.as_tables(), sort_keys=True).encode()).hexdigest()
-
-
 def _decisive(value: object) -> object:
     """Copy tables without entries that decide nothing, such as file paths; return other values as
     they are."""
     return json.loads(json.dumps(essence(value))) if isinstance(value, dict) else value
-
-
-def at_target(config: Config, target: Goal) -> Config:
-    """Copy of a config whose run ends at the target."""
-    stop = {target.metric: target.value} if not target.sign else f"{target.metric} {target.sign} {target.value!r}"
-    return replace(config, run=replace(config.run, stop_at=None, stop_when=stop))
 
 
 def budgets_of(texts: Sequence[str], option: str = "--budget") -> dict[Cost, float]:
