@@ -29,11 +29,11 @@ def check_choice(field: str, name: object, choices: Iterable[Known]) -> Known:
     raise unknown_name(field, name, choices)
 
 
-def check_keys(field: str, table: Iterable[Any], known: Collection[str]) -> None:
-    """Reject a table with a key that is not known."""
+def check_keys(field: str, table: Iterable[Any], keys: Collection[str]) -> None:
+    """Reject a table that has other keys than these."""
     for key in table:
-        if key not in known:
-            raise unknown_name(f"{field} key", key, known)
+        if key not in keys:
+            raise unknown_name(f"{field} key", key, keys)
 
 
 def name_and_params(field: str, value: object, instead: str = "") -> tuple[str, dict[str, Any]]:

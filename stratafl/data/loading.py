@@ -78,7 +78,7 @@ def _check_column(field: str, name: str, names: Sequence[str]) -> str:
 
 
 class Sample(NamedTuple):
-    """One item of a user's data set."""
+    """Item of a user's data set."""
 
     inputs: Inputs
     target: Tensor
@@ -146,7 +146,7 @@ def load_per_client(
     if all(map(is_map_style, datasets)):
         data_columns = DataColumns.of("columns", columns)
         readers = [_ItemReader(name, data, data_columns) for name, data in zip(fields, datasets, strict=True)]
-        whole, sizes = _read_items(field, readers, lazy, seed), list(map(len, readers))
+        joined, sizes = _read_items(field, readers, lazy, seed), list(map(len, readers))
     else:
         parts = [
             load_dataset(name, data, columns=columns, lazy=lazy, seed=seed)
@@ -154,14 +154,14 @@ def load_per_client(
         ]
         held = [part.samples for part in parts if isinstance(part.samples, InMemorySamples)]
         sizes = [len(samples.targets_N) for samples in held]
-        whole = FederatedData(
+        joined = FederatedData(
             samples=_combine_samples(field, "clients", [(part.inputs_N, part.targets_N) for part in held], torch.cat),
             warnings=tuple(warning for part in parts for warning in part.warnings),
             declared_classes=check_class_names(
                 (name, part.declared_classes) for name, part in zip(fields, parts, strict=True)
             ),
         )
-    return replace(whole, clients=ClientIndex(torch.arange(sum(sizes)), np.cumsum([0, *sizes])))
+    return replace(joined, clients=ClientIndex(torch.arange(sum(sizes)), np.cumsum([0, *sizes])))
 
 
 def _pair(field: str, data: Any) -> Pair:

@@ -58,8 +58,8 @@ def slug(text: str) -> str:
 
 def new_id() -> str:
     """Create an id; ids sort by time, and two of the same millisecond differ."""
-    now = datetime.now(UTC)
-    return f"{now:%Y%m%d-%H%M%S}-{now.microsecond // 1000:03d}{secrets.token_hex(1)}"
+    time = datetime.now(UTC)
+    return f"{time:%Y%m%d-%H%M%S}-{time.microsecond // 1000:03d}{secrets.token_hex(1)}"
 
 
 def now() -> str:

@@ -57,9 +57,9 @@ def read_idx_array(files: FileTree, name: str, rank: int) -> np.ndarray:
     magic = 0x800 + rank
     if len(data) < header:
         raise files.corrupt(name, f"an IDX header of {header} bytes", f"{len(data)} bytes")
-    found, *shape = struct.unpack_from(f">I{rank}I", data)
-    if found != magic:
-        raise files.corrupt(name, f"magic number {magic:#010x}", f"{found:#010x}")
+    stored_magic, *shape = struct.unpack_from(f">I{rank}I", data)
+    if stored_magic != magic:
+        raise files.corrupt(name, f"magic number {magic:#010x}", f"{stored_magic:#010x}")
     size = header + int(np.prod(shape, dtype=object))
     if len(data) != size:
         raise files.corrupt(name, f"{size:,} bytes for shape {tuple(shape)}", f"{len(data):,}")
@@ -85,9 +85,9 @@ def read_cifar(files: FileTree, classes: tuple[str, ...]) -> DatasetArrays:
     """Read all record files; a list of class names in the archive must agree with `classes`."""
     train, test, label_bytes, listing = _LAYOUTS[len(classes)]
     for name in files.matching(listing):
-        found = tuple(files.read(name).decode("utf-8", "replace").split())
-        if found != classes:
-            raise files.corrupt(name, f"classes {', '.join(classes)}", ", ".join(found))
+        listed = tuple(files.read(name).decode("utf-8", "replace").split())
+        if listed != classes:
+            raise files.corrupt(name, f"classes {', '.join(classes)}", ", ".join(listed))
     arrays: dict[str, Any] = {}
     for part, pattern in (("train", train), ("test", test)):
         # One pass in stored order, then the order of the names.

@@ -29,9 +29,7 @@ from stratafl.data.catalog.storage import (
 
 ORIGINALS_VARIABLE = "STRATAFL_REAL_DATA"
 
-
 Sizes = tuple[tuple[int, int], ...]
-
 
 LETTERS = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
@@ -40,29 +38,23 @@ FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shi
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 _CIFAR100_NAMES = """
-    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
-    camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile
-    cup dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp
-    lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom
-    oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine
-    possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake
-    spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor
-    train trout tulip turtle wardrobe whale willow_tree wolf woman worm
+    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus
+    butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch
+    crab crocodile cup dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo
+    keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain mouse
+    mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy
+    porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper
+    snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television
+    tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
 """
-
 CIFAR100 = tuple(_CIFAR100_NAMES.split())
 
-
-# What each size means is the publisher's word; a copy of another size is short, or another set.
+# Published sizes: a copy of another size is incomplete, or another data set. Two sizes of the
+# official letters are in circulation.
 _MNIST_SIZES = ((60_000, 10_000),)
-
 _CIFAR_SIZES = ((50_000, 10_000),)
-
 _CINIC_SIZES = ((90_000, 90_000),)
-
-# Two sizes of the official letters are in circulation.
 _LETTERS_SIZES = ((124_800, 20_800), (88_800, 14_800))
-
 _REBUILT_SIZES = ((95_105, 10_400),)
 
 _REBUILT_NOTE = (
@@ -118,7 +110,7 @@ def _images(
     label: str = "label",
     letters: bool = False,
 ) -> HubRepository:
-    read = partial(hub.read_images, table=hub.HubColumns(image, label), classes=classes, mode=mode, letters=letters)
+    read = partial(hub.read_images, image=image, label=label, classes=classes, mode=mode, letters=letters)
     return HubRepository(repository, read, sizes)
 
 
@@ -144,17 +136,11 @@ def _folder(sizes: Sizes) -> PublishedFormat:
 
 
 _FASHION_HUB = _images("zalando-datasets/fashion_mnist", FASHION, "L", _MNIST_SIZES)
-
 _LETTERS_HUB = _images("tanganke/emnist_letters", LETTERS, "L", _LETTERS_SIZES, letters=True)
-
 _CIFAR10_HUB = _images("uoft-cs/cifar10", CIFAR10, "RGB", _CIFAR_SIZES, image="img")
-
 _CIFAR100_HUB = _images("uoft-cs/cifar100", CIFAR100, "RGB", _CIFAR_SIZES, image="img", label="fine_label")
-
 _CINIC_HUB = _images("flwrlabs/cinic10", CIFAR10, "RGB", _CINIC_SIZES)
-
 _SHAKESPEARE_HUB = HubRepository("flwrlabs/shakespeare", hub.read_roles)
-
 
 SOURCES: dict[str, DatasetInfo] = {
     "fashion_mnist": DatasetInfo(
@@ -248,7 +234,10 @@ FILE = Path(__file__).with_name("digits.npz")
 
 @cache
 def digits() -> StoredDataset:
-    """Every fifth image of each class, in the order of the file, is a test image."""
+    """Load the embedded digits.
+
+    Every fifth image of each class, in the order of the file, is a test image.
+    """
     with np.load(FILE) as stored:
         x, y = stored["images"], stored["labels"].astype(np.int64)
     test = np.zeros(len(y), bool)
@@ -304,7 +293,7 @@ def load(name: str, *, root: str | Path | None = None, verify: bool = False) -> 
     Images are uint8, with channels last if there are several. A run from a config converts them to
     normalised floats, channels first: (x / 255 - mean) / std.
     """
-    _known(name)
+    _check_name(name)
     if name == "digits":
         return digits()
     if name == "synthetic":
@@ -323,7 +312,7 @@ def prepare(
     `source` is a file, a folder, an archive, "hub", or None for the usual places. A data set of
     another size than the published one is refused, unless `allow_partial` accepts it with a note.
     """
-    _known(name)
+    _check_name(name)
     if name not in SOURCES:
         raise InvalidInput("data set", name, f"needs no preparing; these do: {', '.join(SOURCES)}")
     folder = data_root(root)
@@ -343,7 +332,7 @@ def prepare(
     return describe(name, root=folder)
 
 
-def _known(name: str) -> None:
+def _check_name(name: str) -> None:
     if name not in NAMES:
         raise unknown_name("data set", name, NAMES)
 
@@ -378,11 +367,11 @@ def _unrecognised(name: str, files: FileTree) -> InvalidInput:
 def _check_size(
     where: str, form: str, samples: DatasetArrays, sizes: tuple[tuple[int, int], ...], partial: bool
 ) -> DatasetArrays:
-    found = (len(samples.y_train), len(samples.y_test))
-    if not sizes or found in sizes:
+    counts = (len(samples.y_train), len(samples.y_test))
+    if not sizes or counts in sizes:
         return samples
     expected = " or ".join(f"{train:,} + {test:,}" for train, test in sizes)
-    difference = f"expected {expected} samples (training + test), found {found[0]:,} + {found[1]:,}"
+    difference = f"expected {expected} samples (training + test), found {counts[0]:,} + {counts[1]:,}"
     if not partial:
         raise InvalidInput("source", where, f"{form}: {difference}; allow_partial takes it as it is")
     return replace(samples, notes=(*samples.notes, f"partial: {difference}"))
@@ -404,7 +393,7 @@ def _shuffle_if_sorted(samples: DatasetArrays) -> DatasetArrays:
 
 def describe(name: str, *, root: str | Path | None = None) -> DatasetStatus:
     """Describe a data set, with its measured sizes if it is prepared."""
-    _known(name)
+    _check_name(name)
     if name == "synthetic":
         return DatasetStatus(name=name, title=_SYNTHETIC_TITLE, kind="vector", state="generated")
     if name == "digits":

@@ -48,7 +48,7 @@ def encode(text: str) -> np.ndarray:
 
 
 def windows(name: str, text: str) -> Role:
-    """All sequences of a text, as a view; the text must be longer than one sequence."""
+    """Sequences of a text, as a view; the text must be longer than one sequence."""
     view = np.lib.stride_tricks.sliding_window_view(encode(text), LENGTH + 1)
     return Role(name, view[:, :LENGTH], view[:, LENGTH])
 

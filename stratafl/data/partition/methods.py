@@ -233,7 +233,7 @@ def _fill(
     k = len(pool_K)
     left, need = pool_K.tolist(), sizes_N.tolist()
     counts = [[0] * k for _ in need]
-    open_ = [i for i, wanted in enumerate(need) if wanted]
+    open_ = [i for i, count in enumerate(need) if count]
     remaining = sum(need)
     while remaining:
         block = min(remaining, BLOCK)
@@ -265,7 +265,7 @@ MOST = 1 << 31
 
 @dataclass(frozen=True)
 class EqualSizes:
-    """Every client below the node gets the same number; the remainder is dropped.
+    """Equal number for every client below the node; the remainder is dropped.
 
     A child's share is its number of clients, so that clients of unequal groups are still equal.
     """
@@ -358,7 +358,7 @@ class PartitionMethod(NamedTuple):
 
     @property
     def text(self) -> str:
-        """One line that describes the method."""
+        """Description of the method in one line."""
         params = ", ".join(f"{k} {v:g}" for k, v in self.params.items() if v is not None)
         parts = [self.name, f"({params})" if params else "", self.sizes.text if self.sizes else ""]
         return " ".join(part for part in parts if part)
@@ -368,7 +368,8 @@ def iid(sizes: object = None) -> PartitionMethod:
     """Independent and identically distributed: random samples, whatever their class."""
 
     def assign(node: NodeSamples, rng: np.random.Generator) -> np.ndarray:
-        sizes_N = _child_sizes(node, len(node.labels_S), rng)
+        assert node.sizes is not None, "a method without sizes of its own has default sizes"
+        sizes_N = node.sizes(len(node.labels_S), rng)
         child_S = np.full(len(node.labels_S), DROPPED)
         child_S[: sizes_N.sum()] = np.repeat(np.arange(len(sizes_N)), sizes_N)
         return rng.permutation(child_S)
@@ -486,16 +487,11 @@ def _by_class(
 ) -> Callable[[NodeSamples, np.random.Generator], np.ndarray]:
     def assign(node: NodeSamples, rng: np.random.Generator) -> np.ndarray:
         _, class_S, pool_K = np.unique(node.labels_S, return_inverse=True, return_counts=True)
-        sizes_N = _child_sizes(node, len(class_S), rng)
+        assert node.sizes is not None, "a method without sizes of its own has default sizes"
+        sizes_N = node.sizes(len(class_S), rng)
         return _draw_by_class(class_S, allocate(pool_K, sizes_N, rng), rng)
 
     return assign
-
-
-def _child_sizes(node: NodeSamples, total: int, rng: np.random.Generator) -> np.ndarray:
-    if node.sizes is None:
-        raise TypeError("this split has no sizes of its own")
-    return node.sizes(total, rng)
 
 
 def _draw_by_class(class_S: np.ndarray, counts_NK: np.ndarray, rng: np.random.Generator) -> np.ndarray:

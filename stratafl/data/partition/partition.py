@@ -209,10 +209,10 @@ def _sampler_of_sizes(
     def draw(total: int, rng: np.random.Generator) -> np.ndarray:
         if total < leaves_N.sum():
             raise InvalidInput("sizes", total, f"too few samples for {leaves_N.sum()} leaves; each needs one")
-        wanted_N = sizes.draw(total, leaves_N, nodes, rng)
-        if wanted_N.sum() > total:
-            raise InvalidInput("sizes", wanted_N.tolist(), f"must not add up to more than the {total} there are")
-        return wanted_N
+        sizes_N = sizes.draw(total, leaves_N, nodes, rng)
+        if sizes_N.sum() > total:
+            raise InvalidInput("sizes", sizes_N.tolist(), f"must not add up to more than the {total} there are")
+        return sizes_N
 
     return draw
 
@@ -331,12 +331,12 @@ def check_partition(lists: Sequence | ClientIndex, tree: Tree, samples: int) -> 
         if numbers.size == 0:
             raise InvalidInput(f"partition[{client}]", [], f"client {name} has no samples")
         values, counts = np.unique(numbers, return_counts=True)
-        taken = values[(owner[values] >= 0) | (counts > 1)]
-        if taken.size:
-            other = owner[taken[0]] if owner[taken[0]] >= 0 else client
+        repeated = values[(owner[values] >= 0) | (counts > 1)]
+        if repeated.size:
+            other = owner[repeated[0]] if owner[repeated[0]] >= 0 else client
             raise InvalidInput(
                 f"partition[{client}]",
-                int(taken[0]),
+                int(repeated[0]),
                 f"each sample may be used once; client {tree.names[-1][other]} has it already",
             )
         owner[numbers] = client
