@@ -158,7 +158,7 @@ class LazySamples:
             inputs, targets = self.batch(index_B[: int(length)], BatchKey(seed, client, step))
             place_B = place_B.to(self.place)
             pairs.append((inputs[place_B], targets[place_B]))
-        return combine(torch.stack, [each for each, _ in pairs]), torch.stack([each for _, each in pairs])
+        return combine(torch.stack, [inputs for inputs, _ in pairs]), torch.stack([targets for _, targets in pairs])
 
     def _check(self, index_B: Tensor, targets_B: Tensor) -> None:
         """Refuse a label that is no class; a sample may be read with another label than before."""

@@ -33,7 +33,7 @@ from stratafl.deploy.sites.rounds import RootRun, read_lines
 from stratafl.deploy.sites.site import Site
 from stratafl.metrics.records import RoundResult
 from stratafl.report.page_data import page_data
-from stratafl.runs import format, read_run, round_log
+from stratafl.runs import checkpoint, format, read_run
 from stratafl.runs.launch import Launch
 from stratafl.simulation.callbacks import to_scalars
 from tests.deploy.trees import MemoryLink
@@ -121,7 +121,7 @@ def lead(folders: dict[str, Path], system: Any = os) -> None:
             vars(files)["os"] = system
 
     link.ask = undisturbed  # type: ignore[method-assign]
-    vars(files)["os"] = vars(round_log)["os"] = system
+    vars(files)["os"] = vars(checkpoint)["os"] = system
     process._lead(here, link)  # type: ignore[arg-type]
 
 
