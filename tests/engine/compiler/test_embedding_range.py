@@ -11,7 +11,7 @@ from torch import nn
 from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import LossOnScores
 from stratafl.engine.batches import ClientBatches
-from stratafl.engine.gradients import VmapGradients
+from stratafl.engine.gradients import GradientTask, VmapGradients
 from stratafl.engine.validation import EmbeddingRangeCheck
 
 CLIENTS, SAMPLES = 3, 4
@@ -29,7 +29,8 @@ def mapped(device: str, tables: int = 1) -> tuple[VmapGradients, tuple[torch.Ten
     batch = ClientBatches(
         inputs_CB, targets_CB, torch.ones_like(targets_CB, dtype=torch.bool), np.full(CLIENTS, SAMPLES)
     )
-    return VmapGradients(flat, LossOnScores(F.cross_entropy), torch.device(device)), (x_CP, b_CZ, batch)
+    task = GradientTask(flat, LossOnScores(F.cross_entropy), inputs_CB[0], targets_CB[0])
+    return VmapGradients(task), (x_CP, b_CZ, batch)
 
 
 @pytest.mark.parametrize("tables", [0, 1])
