@@ -24,7 +24,7 @@ from stratafl.engine.kernels import reference
 from stratafl.engine.parameter_layout import ParameterLayout
 from stratafl.engine.precision import MixedPrecision
 from stratafl.engine.random_streams import RandomOverride, RandomSource
-from stratafl.engine.validation import EmbeddingRangeCheck
+from stratafl.engine.validation import IndexRangeCheck
 
 
 class BatchedGradients(Protocol):
@@ -83,17 +83,25 @@ class PerClientLoss:
             rows = iter(rows_B)
             return self.loss(map_outputs(outputs_CB, lambda _: next(rows)), targets_B)
 
-        def number(*given: Tensor) -> Tensor:
-            value = one(*given)
+        def number(*given: Tensor) -> tuple[Tensor, list[Tensor]]:
+            with IndexRangeCheck() as indices:
+                value = one(*given)
             is_number = isinstance(value, Tensor) and value.numel() == 1
-            return (value if is_number else check_loss_value(self.loss, value)).reshape(())
+            return (value if is_number else check_loss_value(self.loss, value)).reshape(()), indices.out_of_range
 
         if self._maps:
             try:
                 with vmap_fallback_disabled():
-                    losses_C = vmap(number)(targets_CB, *rows_CB)
+                    losses_C, beyond = vmap(number)(targets_CB, *rows_CB)
                 check_loss_value(self.loss, losses_C[0])
-                return losses_C
+                if not beyond:
+                    return losses_C
+                is_invalid_C = torch.stack(beyond).any(dim=0)
+                if losses_C.device.type != "cpu":
+                    return losses_C * torch.where(is_invalid_C, torch.nan, 1.0).to(losses_C.dtype)
+                if not bool(is_invalid_C.any()):
+                    return losses_C
+                # the library's own error follows, from the client that has the index
             except RuntimeError as problem:
                 pass_on_no_room(problem)
                 # it looks at values, draws or does what cannot be mapped; this shows when the
@@ -285,9 +293,9 @@ class VmapGradients:
             targets = batch.targets_CB[mine, :length]
             some_CP, beyond = self._gradient(x_CP[mine], b_CZ[mine], *call_arguments(inputs), targets)
             if x_CP.device.type == "cpu":
-                EmbeddingRangeCheck.raise_if_out_of_range(beyond)
+                IndexRangeCheck.raise_if_out_of_range(beyond)
             else:
-                EmbeddingRangeCheck.mark(some_CP, beyond)
+                IndexRangeCheck.mark(some_CP, beyond)
             g_CP[mine] = some_CP
         g_CP = self._casting.unscale_(g_CP)
         return ClientGradients(g_CP if wanted.add_CP is None else g_CP.add_(wanted.add_CP))
@@ -296,7 +304,7 @@ class VmapGradients:
         self, x_P: Tensor, b_Z: Tensor, positional: tuple[Tensor, ...], keywords: dict[str, Tensor], targets: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
         values = self.flat.unflatten(x_P, b_Z)
-        with EmbeddingRangeCheck() as vocabulary, self._casting.autocast():
+        with IndexRangeCheck() as vocabulary, self._casting.autocast():
             loss = self.loss(functional_call(self._module, values, positional, keywords), targets).reshape(())
         return loss, vocabulary.out_of_range
 

@@ -24,33 +24,45 @@ from stratafl.metrics.objective import Objective, stops_at
 EMBEDDING_ARGUMENTS = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
 
 
-class EmbeddingRangeCheck(TorchFunctionMode):
-    """Mode that records out-of-range indices of embedding lookups, and looks up entry 0 for
-    them."""
+class IndexRangeCheck(TorchFunctionMode):
+    """Mode that records out-of-range indices of embedding lookups and of one-hot vectors, and takes
+    index 0 for them.
+
+    On a GPU, and under `torch.func.vmap`, PyTorch does not check all of these.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.out_of_range: list[Tensor] = []
-        """Of each lookup: whether an index was out of range."""
+        """Of each call: whether an index was out of range."""
         self.table_sizes: list[int] = []
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        if func is not F.embedding:
-            return func(*args, **(kwargs or {}))
-        arguments = dict(zip(EMBEDDING_ARGUMENTS, args, strict=False)) | (kwargs or {})
-        codes, size = arguments["input"], len(arguments["weight"])
-        outside = (codes < 0) | (codes >= size)
+        kwargs = kwargs or {}
+        if func is F.embedding:
+            arguments = dict(zip(EMBEDDING_ARGUMENTS, args, strict=False)) | kwargs
+            valid = self._valid(arguments["input"], len(arguments["weight"]))
+            return func(**arguments | {"input": valid})
+        if func is F.one_hot:
+            arguments = dict(zip(("input", "num_classes"), args, strict=False)) | kwargs
+            indices, size = arguments["input"], arguments.get("num_classes", -1)
+            return func(indices if size < 0 else self._valid(indices, size), size)
+        return func(*args, **kwargs)
+
+    def _valid(self, indices: Tensor, size: int) -> Tensor:
+        """These indices, with 0 for those that are out of range."""
+        outside = (indices < 0) | (indices >= size)
         self.out_of_range.append(outside.any())
         self.table_sizes.append(size)
-        return func(**arguments | {"input": torch.where(outside, 0, codes)})
+        return torch.where(outside, 0, indices)
 
     @staticmethod
     def raise_if_out_of_range(out_of_range: Sequence[Tensor]) -> None:
-        """Raise the error that torch raises for one client's lookup."""
+        """Raise the error that torch raises for a single client."""
         if out_of_range and bool(torch.stack([lookup.any() for lookup in out_of_range]).any()):
-            raise IndexError("index out of range: a code lies beyond an embedding's vocabulary")
+            raise IndexError("index out of range: a code lies beyond an embedding's vocabulary or the one-hot classes")
 
     @staticmethod
     def mark(g_CP: Tensor, out_of_range: Sequence[Tensor]) -> Tensor:
@@ -110,7 +122,7 @@ def check_forward(
     """
     subject.flat.eval()
     loss = subject.loss
-    lookups = EmbeddingRangeCheck()
+    lookups = IndexRangeCheck()
     try:
         with torch.no_grad(), lookups:
             outputs = subject.outputs(inputs[:2])
@@ -124,7 +136,9 @@ def check_forward(
     if any(bool(lookup) for lookup in lookups.out_of_range):
         codes = [samples for samples in tensors_of(inputs).values() if not samples.is_floating_point()]
         low, high = min(int(code.min()) for code in codes), max(int(code.max()) for code in codes)
-        reason = f"the model looks up a code beyond its embedding of {min(lookups.table_sizes)} entries"
+        reason = (
+            f"the model looks up a code beyond its embedding of {min(lookups.table_sizes)} entries, or one-hot classes"
+        )
         raise InvalidInput(f"{field} inputs", f"values from {low} to {high}", reason)
     scores = find_scores(outputs)
     if classification:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from stratafl import InvalidInput, simulate
+from stratafl.base.errors import UserCodeError
 from stratafl.config.schema import Config
 from stratafl.config.setup import leaf_trainer, part_of, root_of
 
@@ -96,6 +97,18 @@ def test_places_of_a_sequence_have_labels_too(engine: str) -> None:
     places[6, 1] = 2
     with pytest.raises(InvalidInput, match="labels go from 0 to 2"):
         run(places, model=Scored, loss="cross_entropy", engine=engine)
+
+
+def one_hot_loss(scores: Tensor, labels: Tensor) -> Tensor:
+    return -(scores.log_softmax(1) * F.one_hot(labels, 2)).sum(1).mean()
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+@pytest.mark.parametrize(("label", "told"), [(2, "must be smaller"), (-1, "must be non-negative")])
+def test_a_loss_of_one_hot_labels_finds_what_is_no_class(label: int, told: str, engine: str) -> None:
+    """`torch.func.vmap` gives such a label a row of zeros."""
+    with pytest.raises(UserCodeError, match=f"Class values {told}"):
+        run(labels(_6=label), loss=one_hot_loss, engine=engine).run()
 
 
 IGNORING = {
