@@ -14,8 +14,17 @@ from stratafl.base.errors import InvalidInput, convert_errors, describe_exceptio
 from stratafl.base.rng import preserve_rng
 from stratafl.core.client_training import Augment
 from stratafl.core.flat_module import FlatModule
-from stratafl.core.losses import WANTED, Loss, describe_outputs, find_scores, ignore_index, output_bytes, takes_classes
-from stratafl.data.dataset import Classes
+from stratafl.core.losses import (
+    WANTED,
+    Loss,
+    describe_outputs,
+    find_scores,
+    ignore_index,
+    output_bytes,
+    takes_classes,
+    target_of_no,
+)
+from stratafl.data.dataset import Answers, Classes
 from stratafl.data.inputs import Inputs, Pair, map_tensors, shape_of, tensors_of
 from stratafl.metrics.evaluation import CHUNK, WHOLE, evaluate
 from stratafl.metrics.metrics import Metric, has_classes, is_classification, metric_directions
@@ -113,12 +122,12 @@ class ModelUnderTest(NamedTuple):
 
 def check_forward(
     field: str, subject: ModelUnderTest, inputs: Inputs, targets: Tensor, classification: bool = False
-) -> Classes | None:
+) -> Classes | Answers | None:
     """Try the model on two samples, so that a mismatch is a one-line error before round 1.
 
-    All labels are compared with the classes that the model scores, which are returned where the
-    loss takes classes. classification: refuse outputs and targets that are none, since no loss was
-    named.
+    All labels are compared with those that the loss accepts, which are returned where these are
+    known: the classes that the model scores, or the answers to a question of yes or no.
+    classification: refuse outputs and targets that are none, since no loss was named.
     """
     subject.flat.eval()
     loss = subject.loss
@@ -143,10 +152,10 @@ def check_forward(
     scores = find_scores(outputs)
     if classification:
         _classifies(field, outputs, scores, targets)
-    classes = None
+    accepted: Classes | Answers | None = None
     if takes_classes(loss) and scores is not None and is_classification(scores, targets[:2]):
-        classes = Classes(scores.shape[1], ignore_index(loss))
-        classes.check(field, targets)
+        accepted = Classes(scores.shape[1], ignore_index(loss))
+        accepted.check(field, targets)
     try:
         value = loss(outputs, targets[:2].clone())
         scalar = isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point()
@@ -154,7 +163,11 @@ def check_forward(
         raise invalid_input("loss", getattr(loss, "__name__", loss), describe_exception(problem), problem) from problem
     if not scalar:
         raise InvalidInput("loss", getattr(loss, "__name__", loss), "must give one number")
-    return classes
+    no = target_of_no(loss)
+    if no is not None:
+        accepted = Answers(no)
+        accepted.check(field, targets)
+    return accepted
 
 
 def _classifies(field: str, outputs: Any, scores: Tensor | None, targets: Tensor) -> None:

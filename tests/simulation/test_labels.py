@@ -63,6 +63,9 @@ LOSSES = {
     "module": nn.CrossEntropyLoss(),
     "likelihood module": nn.NLLLoss(),
     "partial": functools.partial(F.cross_entropy, label_smoothing=0.1),
+    "method": nn.CrossEntropyLoss().forward,
+    "margin": F.multi_margin_loss,
+    "margin module": nn.MultiMarginLoss(),
     "path of a function": "torch.nn.functional:cross_entropy",
     "path of a class": "torch.nn:CrossEntropyLoss",
     "path with parameters": {"name": "torch.nn:CrossEntropyLoss", "label_smoothing": 0.1},
@@ -117,6 +120,7 @@ IGNORING = {
     "a negative one": ({"name": "nll", "ignore_index": -1}, -1),
     "by a module": (nn.CrossEntropyLoss(ignore_index=9), 9),
     "by a partial": (functools.partial(F.cross_entropy, ignore_index=9), 9),
+    "by a method": (nn.CrossEntropyLoss(ignore_index=9).forward, 9),
     "by a partial of a module": (functools.partial(nn.CrossEntropyLoss(ignore_index=9)), 9),
 }
 
@@ -131,6 +135,46 @@ def test_the_label_that_is_passed_over_is_no_mistake(loss: object, ignored: int)
 def test_another_than_the_one_that_is_passed_over_is_one() -> None:
     with pytest.raises(InvalidInput, match=r"begin at -100: .* 9 is a label to ignore"):
         run(labels(_6=-100), loss={"name": "cross_entropy", "ignore_index": 9})
+
+
+def one_score(targets: Tensor, loss: object, **more: object):
+    return run(targets, model=lambda: nn.Linear(3, 1), loss=loss, **more)
+
+
+SHARES = {
+    "name": "bce_with_logits",
+    "table": {"name": "bce_with_logits", "pos_weight": 2.0},
+    "function": F.binary_cross_entropy_with_logits,
+    "module": nn.BCEWithLogitsLoss(),
+    "margin": F.multilabel_soft_margin_loss,
+}
+SIGNS = {"function": F.soft_margin_loss, "module": nn.SoftMarginLoss(), "hinge": nn.HingeEmbeddingLoss()}
+
+
+@pytest.mark.parametrize("loss", SHARES.values(), ids=SHARES)
+def test_what_is_neither_yes_nor_no_is_refused(loss: object) -> None:
+    answers = LABELS[:, None].float()
+    one_score(0.8 * answers, loss).run()
+    for label in (7, -1, 1.5):
+        answers[6] = label
+        with pytest.raises(InvalidInput, match=f"data labels = '{label}': must be from 0 to 1"):
+            one_score(answers, loss)
+
+
+@pytest.mark.parametrize("loss", SIGNS.values(), ids=SIGNS)
+def test_a_no_is_minus_1_where_the_loss_wants_that(loss: object) -> None:
+    one_score(2.0 * LABELS[:, None] - 1, loss).run()
+    with pytest.raises(InvalidInput, match="data labels = '0': must be -1 or 1"):
+        one_score(1.0 * LABELS[:, None], loss)
+
+
+def test_answers_of_test_data_and_those_read_anew_are_looked_at() -> None:
+    answers = LABELS.float()[:, None]
+    with pytest.raises(InvalidInput, match="test labels = '2'"):
+        one_score(answers, "bce_with_logits", test=(INPUTS, 2 * answers))
+    data = Rereading(INPUTS, answers)
+    with pytest.raises(InvalidInput, match=r"^data\[6\] label = 2.0: must be from 0 to 1"):
+        one_score(answers, "bce_with_logits", data=data, lazy=True, rounds=4).run()
 
 
 def test_what_is_no_class_to_the_loss_is_left_alone() -> None:
@@ -150,7 +194,7 @@ class Rereading(TensorDataset):
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
         inputs, label = super().__getitem__(number)
         self.times += number == 6
-        return inputs, torch.tensor(self.later) if number == 6 and self.times > 3 else label
+        return inputs, torch.full_like(label, self.later) if number == 6 and self.times > 3 else label
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
