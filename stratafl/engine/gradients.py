@@ -30,7 +30,7 @@ from stratafl.engine.kernels import reference
 from stratafl.engine.parameter_layout import ParameterLayout
 from stratafl.engine.precision import MixedPrecision, Precision
 from stratafl.engine.random_streams import RandomOverride, RandomSource
-from stratafl.engine.validation import EmbeddingRangeCheck
+from stratafl.engine.validation import IndexRangeCheck
 
 MAX_PROGRAMS = 64
 """Programs kept, one for each batch length."""
@@ -110,17 +110,25 @@ class PerClientLoss:
             tensors = iter(tensors_B)
             return self.loss(map_outputs(outputs_CB, lambda _: next(tensors)), targets_B)
 
-        def mapped_loss(*args: Tensor) -> Tensor:
-            value = client_loss(*args)
+        def mapped_loss(*args: Tensor) -> tuple[Tensor, list[Tensor]]:
+            with IndexRangeCheck() as indices:
+                value = client_loss(*args)
             is_number = isinstance(value, Tensor) and value.numel() == 1
-            return (value if is_number else check_loss_value(self.loss, value)).reshape(())
+            return (value if is_number else check_loss_value(self.loss, value)).reshape(()), indices.out_of_range
 
         if self._uses_vmap:
             try:
                 with vmap_fallback_disabled():
-                    losses_C = vmap(mapped_loss)(targets_CB, *tensors_CB)
+                    losses_C, out_of_range = vmap(mapped_loss)(targets_CB, *tensors_CB)
                 check_loss_value(self.loss, losses_C[0])
-                return losses_C
+                if not out_of_range:
+                    return losses_C
+                is_invalid_C = torch.stack(out_of_range).any(dim=0)
+                if losses_C.device.type != "cpu":
+                    return losses_C * torch.where(is_invalid_C, torch.nan, 1.0).to(losses_C.dtype)
+                if not bool(is_invalid_C.any()):
+                    return losses_C
+                # the library's own error follows, from the client that has the index
             except RuntimeError as problem:
                 pass_on_no_room(problem)
                 # the loss decides by values, draws random numbers, or has an operation without a
@@ -286,9 +294,9 @@ class VmapGradients:
             targets = batch.targets_CB[clients, :length]
             group_CP, out_of_range = self._gradient(x_CP[clients], b_CZ[clients], *call_arguments(inputs), targets)
             if x_CP.device.type == "cpu":
-                EmbeddingRangeCheck.raise_if_out_of_range(out_of_range)
+                IndexRangeCheck.raise_if_out_of_range(out_of_range)
             else:
-                EmbeddingRangeCheck.mark(group_CP, out_of_range)
+                IndexRangeCheck.mark(group_CP, out_of_range)
             g_CP[clients] = group_CP
         g_CP = self._mixed_precision.unscale_(g_CP)
         return ClientGradients(g_CP if request.add_CP is None else g_CP.add_(request.add_CP))
@@ -297,7 +305,7 @@ class VmapGradients:
         self, x_P: Tensor, b_Z: Tensor, positional: tuple[Tensor, ...], keywords: dict[str, Tensor], targets: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
         values = self.flat.unflatten(x_P, b_Z)
-        with EmbeddingRangeCheck() as lookups, self._mixed_precision.autocast():
+        with IndexRangeCheck() as lookups, self._mixed_precision.autocast():
             loss = self._loss(functional_call(self._module, values, positional, keywords), targets).reshape(())
         return loss, lookups.out_of_range
 

@@ -120,9 +120,9 @@ def placed(given: Checked, flat: FlatModule, problem: Problem) -> Placed:
     own = _own_pairs(given, test, flat.dtype)
     subject = ModelUnderTest(flat, x_P, b_B, parse_loss(problem.loss))
     unnamed = problem.loss is None
-    classes = validation.check_forward("data", subject, train.head(PROBE_SAMPLES), train.targets_N, unnamed)
+    accepted = validation.check_forward("data", subject, train.head(PROBE_SAMPLES), train.targets_N, unnamed)
     if isinstance(train, LazySamples):
-        train = replace(train, classes=classes)
+        train = replace(train, accepted=accepted)
     for name, pair in ("test", test), ("test_partition", None if own is None else own.pair):
         if pair is not None:
             validation.check_forward(name, subject, *pair, unnamed)
