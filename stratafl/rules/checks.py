@@ -68,7 +68,8 @@ class UserFunction:
 
 def guarded_rule(label: str, rule: Rule) -> Rule:
     """The rule with every function from outside this package replaced by a `UserFunction`."""
-    defaults, guarded = average(), {}
+    defaults = average()
+    guarded: dict[str, Any] = {}
     for name, signature in SIGNATURES.items():
         function, is_optional = getattr(rule, name), getattr(defaults, name) is None
         if function is None and is_optional:
