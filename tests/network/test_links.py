@@ -116,10 +116,10 @@ def test_what_is_left_ends_when_all_of_it_would_have(case: Transfers, share: flo
 )
 def test_bytes_left(pipe: float, at: float, expected: list[float]) -> None:
     """10 bytes each over links of 10, the second half a second after the first."""
-    given = np.array([[0.0, 0.5]]), np.full((1, 2), 10.0), np.full((1, 2), 10.0), np.array([pipe])
+    arguments = np.array([[0.0, 0.5]]), np.full((1, 2), 10.0), np.full((1, 2), 10.0), np.array([pipe])
     is_sent_GK = np.ones((1, 2), dtype=bool)
-    np.testing.assert_allclose(remaining_bytes(*given, is_sent_GK, np.array([at])), [expected], atol=1e-12)
-    np.testing.assert_allclose(remaining_bytes(*given, is_sent_GK & [True, False], np.array([at]))[0, 1], 0)
+    np.testing.assert_allclose(remaining_bytes(*arguments, is_sent_GK, np.array([at])), [expected], atol=1e-12)
+    np.testing.assert_allclose(remaining_bytes(*arguments, is_sent_GK & [True, False], np.array([at]))[0, 1], 0)
 
 
 def test_a_pipe_is_the_same_beside_any_others(monkeypatch: pytest.MonkeyPatch) -> None:
