@@ -151,5 +151,5 @@ def test_buffers_are_counted() -> None:
 
 def test_the_account_grows_round_by_round() -> None:
     sim = LeastSquares(SHAPE).simulation([average(), mtgc()], periods=[E, H], rounds=3)
-    seen = [each.bytes_per_client for each in sim]
+    seen = [record.bytes_per_client for record in sim]
     assert seen == [SIZE * 2 * E * t for t in (1, 2, 3)]

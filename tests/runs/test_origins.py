@@ -98,14 +98,17 @@ def test_force_goes_on_and_notes_it_once(run: Path) -> None:
 
     with pytest.raises(Interrupted):
         launch.run(watch)
-    assert [(each["after"], each["changed"]) for each in read_run(run).continued] == [
+    assert [(continuation["after"], continuation["changed"]) for continuation in read_run(run).continued] == [
         (4, ["leaf.lr was 0.1 and is 0.2"])
     ]
     # what was changed once is what the run now is
     said.clear()
     Launch.resume(run, said.append).run()
     assert said == ["goes on after round 5"]
-    assert [each.get("changed") for each in read_run(run).continued] == [["leaf.lr was 0.1 and is 0.2"], None]
+    assert [continuation.get("changed") for continuation in read_run(run).continued] == [
+        ["leaf.lr was 0.1 and is 0.2"],
+        None,
+    ]
 
 
 def test_going_back_before_a_change_notes_it_again(run: Path) -> None:
@@ -121,7 +124,7 @@ def test_going_back_before_a_change_notes_it_again(run: Path) -> None:
     tensors = run / "checkpoints" / "000005" / "tensors.safetensors"
     tensors.write_bytes(tensors.read_bytes()[:-1])
     Launch.resume(run).run()
-    assert [(each["after"], each["changed"]) for each in read_run(run).continued] == [
+    assert [(continuation["after"], continuation["changed"]) for continuation in read_run(run).continued] == [
         (4, ["leaf.lr was 0.1 and is 0.2"])
     ]
 

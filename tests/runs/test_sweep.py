@@ -263,7 +263,7 @@ def test_mean_and_deviation_over_seeds_and_the_paper_s_sign_for_never() -> None:
     entries = [PlannedRun(f"{g}{i}", g, config) for g, runs in groups.items() for i in range(len(runs))]
     entries.append(PlannedRun("lone0", "lone", config))
     entries.append(PlannedRun("absent0", "absent", config))
-    runs = {f"{g}{i}": stored(*values) for g, each in groups.items() for i, values in enumerate(each)}
+    runs = {f"{g}{i}": stored(*values) for g, curves in groups.items() for i, values in enumerate(curves)}
     runs["lone0"] = stored(0.9)
     rows = {row.group: row for row in table(entries, runs, target=Goal("accuracy", 0.7))}
     assert rows["both"].final_text == "0.8500 ± 0.0707"

@@ -1,4 +1,4 @@
-"""How a run shows itself: on terminals of any width, in a notebook, in a pipe, and not at all."""
+"""Progress of a run on terminals of any width, in notebooks and in pipes, and switched off."""
 
 from __future__ import annotations
 

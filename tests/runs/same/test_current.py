@@ -159,7 +159,7 @@ IMPORTS = [
 ]
 
 
-@pytest.mark.parametrize(("importing", "file"), IMPORTS, ids=[each.replace("\n", " ") for each, _ in IMPORTS])
+@pytest.mark.parametrize(("importing", "file"), IMPORTS, ids=[code.replace("\n", " ") for code, _ in IMPORTS])
 def test_a_module_that_a_rule_imports_is_one_of_its_files(
     importing: str, file: str, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,7 +209,7 @@ def test_the_files_of_a_run_are_the_same_whatever_its_process_has_loaded(project
 
 def test_defaults_that_are_new_change_no_identity() -> None:
     written = Config.of({"leaf": {"lr": 0.2}}).as_dict()
-    older = {**written, "run": {key: each for key, each in written["run"].items() if key != "update_factor"}}
+    older = {**written, "run": {key: value for key, value in written["run"].items() if key != "update_factor"}}
     assert essence(older) == essence(written)
 
 
@@ -231,7 +231,7 @@ def test_files_of_one_name_in_two_folders_stay_two(tmp_path: Path) -> None:
 
 
 def test_an_archive_of_before_is_still_understood(project: Path, tmp_path: Path) -> None:
-    """Its run.json does not say where it was written."""
+    """An older run.json without the place where it was written is accepted."""
     run = done(project)
     described = json.loads((run.path / "run.json").read_text())
     assert described.pop("folder") == str(run.path)
