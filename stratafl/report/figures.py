@@ -26,7 +26,6 @@ DASHES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1, 1.4)), (0, (5, 1.6, 1, 1.6)
 grey."""
 
 MAX_DISTINCT_STYLES = len(COLOURS) * len(DASHES)
-
 COLUMN, PAGE = 3.4, 7.0
 """Width of one and of two columns of a paper, in inches."""
 

@@ -157,7 +157,6 @@ LOWER = ("loss", "error", "perplexity", "mse", "mae", "rmse", "distance")
 """Words in the names of metrics for which lower is better."""
 
 ABSENT = "—"
-
 MINUS = "−"
 
 

@@ -389,6 +389,6 @@ def _file_sizes(folder: Path) -> Iterator[tuple[str, int]]:
                 yield os.path.relpath(path, folder), os.path.getsize(path)
 
 
-def _shortened(value: object, limit: int = 60) -> str:
+def _shortened(value: object) -> str:
     text = escape_control(json.dumps(value))
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from stratafl.base.errors import InvalidInput, MissingExtra
+from stratafl.base.topology import subtree_counts
 from stratafl.data.transforms import rotate
 
 if TYPE_CHECKING:
@@ -90,13 +91,7 @@ def class_counts(
     if len(leaves) != len(parents[-1]):
         raise InvalidInput("leaves", len(leaves), f"the tree has {len(parents[-1])} leaves")
     classes = int(np.max(labels)) + 1
-    counts = [np.stack([np.bincount(labels[leaf], minlength=classes) for leaf in leaves])]
-    for level in range(len(parents) - 1, 0, -1):
-        above = 1 if level == 1 else len(parents[level - 1])
-        sums = np.zeros((above, classes), dtype=np.int64)
-        np.add.at(sums, np.asarray(parents[level], dtype=np.int64), counts[0])
-        counts.insert(0, sums)
-    return counts
+    return subtree_counts(parents, np.stack([np.bincount(labels[leaf], minlength=classes) for leaf in leaves]))
 
 
 def total_variation(p: np.ndarray, q: np.ndarray) -> np.ndarray:
@@ -223,9 +218,7 @@ def _strip(
 
 def _places(parents: Parents) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Start and width of each node of each level, in numbers of clients."""
-    width: list[np.ndarray] = [np.ones(len(parents[-1]))]
-    for level in range(len(parents) - 1, 0, -1):
-        width.insert(0, np.bincount(np.asarray(parents[level], dtype=np.int64), weights=width[0]))
+    width = subtree_counts(parents, np.ones(len(parents[-1])))
     return [np.cumsum(w) - w for w in width], width
 
 
