@@ -73,7 +73,7 @@ def read_workload(run: StoredRun) -> RecoveredWorkload:
     tree = tree_of(run)
     schedule = _schedule(run, config, tree.depth)
     wait = check_wait(config["schedule"].get("wait"), tree.depth)
-    recorded = _recorded_workload(run, config, schedule)
+    recorded = _recorded_workload(run, tree.depth)
 
     def workload_with(sizes: MessageSizes, steps_N: np.ndarray, samples_N: np.ndarray) -> Workload:
         sampling = _participation(run, config, tree.depth), _seed(run, config)
@@ -91,19 +91,11 @@ def read_workload(run: StoredRun) -> RecoveredWorkload:
     return RecoveredWorkload(workload, *sizes, tuple(notes), recorded.flops_per_sample, own_network)
 
 
-def _recorded_workload(run: StoredRun, config: Tables, schedule: Schedule) -> RecordedWorkload | None:
-    """Workload as recorded in run.json; None for runs of early versions.
-
-    Those of them that were simulated on a network recorded most of it with that.
-    """
-    clients = len(run.tree["levels"][-1]["names"])
+def _recorded_workload(run: StoredRun, depth: int) -> RecordedWorkload | None:
+    """Workload as recorded in run.json; None for runs of early versions."""
     try:
-        if run.workload:
-            return RecordedWorkload.of(run.workload, len(schedule.periods), clients)
-        if not run.clock:
-            return None
-        steps = dict(zip(("steps_per_sync", "samples_per_step"), _steps(run, config, schedule), strict=True))
-        return RecordedWorkload.of({**run.clock, **steps}, len(schedule.periods), clients)
+        clients = len(run.tree["levels"][-1]["names"])
+        return RecordedWorkload.of(run.workload, depth, clients) if run.workload else None
     except (KeyError, TypeError, ValueError, OverflowError):
         raise InvalidInput("run", run.path, "the workload in its run.json cannot be read") from None
 

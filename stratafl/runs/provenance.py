@@ -271,7 +271,7 @@ def _references(value: Any) -> Iterator[str]:
         yield value.rpartition(":")[0]
     elif isinstance(value, str):
         text = value.removeprefix(HUB)
-        if (("." in text or os.sep in text) and _is_file(text)) or _is_folder(text):
+        if (("." in text or os.sep in text) and _is_file(text)) or (os.path.isabs(text) and os.path.isdir(text)):
             yield text
 
 
@@ -354,10 +354,6 @@ def _is_file(name: str) -> bool:
         return Path(name).is_file()
     except (OSError, ValueError):
         return False
-
-
-def _is_folder(name: str) -> bool:
-    return os.path.isabs(name) and os.path.isdir(name)
 
 
 def _digest(path: Path | None) -> str:

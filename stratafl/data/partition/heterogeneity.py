@@ -146,7 +146,7 @@ def split_figure(
         _bars(sizes, left[level], width[level], np.zeros(len(total_N)), total_N, BAR)
         _dress(shares, sizes, level, depth, left, width)
     axes[0, 0].set_xlim(0, len(leaves))
-    _explain(figure, axes, colours, [_class_name(int(c), class_names) for c in used])
+    _explain(figure, axes, colours, [str(class_names[c]) if c < len(class_names) else str(c) for c in map(int, used)])
     if title:
         figure.suptitle(title, color=INK, fontsize=11)
     return _save(figure, path)
@@ -274,10 +274,6 @@ def _colours(classes: int) -> list[Any]:
         if classes <= enough:
             return list(matplotlib.colormaps[name](np.arange(classes)))
     return list(matplotlib.colormaps["turbo"](np.linspace(0.0, 1.0, classes)))
-
-
-def _class_name(c: int, names: Sequence[str]) -> str:
-    return str(names[c]) if c < len(names) else str(c)
 
 
 def _degrees(angles: np.ndarray) -> str:
