@@ -271,7 +271,7 @@ def _references(value: Any) -> Iterator[str]:
         yield value.rpartition(":")[0]
     elif isinstance(value, str):
         text = value.removeprefix(HUB)
-        if (("." in text or os.sep in text) and _is_file(text)) or _is_folder(text):
+        if (("." in text or os.sep in text) and _is_file(text)) or (os.path.isabs(text) and os.path.isdir(text)):
             yield text
 
 
@@ -356,10 +356,6 @@ def _is_file(name: str) -> bool:
         return False
 
 
-def _is_folder(name: str) -> bool:
-    return os.path.isabs(name) and os.path.isdir(name)
-
-
 def _digest(path: Path | None) -> str:
     """SHA-256 of a file, or of the names and sizes of all files in a folder."""
     try:
@@ -389,6 +385,6 @@ def _file_sizes(folder: Path) -> Iterator[tuple[str, int]]:
                 yield os.path.relpath(path, folder), os.path.getsize(path)
 
 
-def _shortened(value: object, limit: int = 60) -> str:
+def _shortened(value: object) -> str:
     text = escape_control(json.dumps(value))
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+    return text if len(text) <= 60 else f"{text[:57]}..."

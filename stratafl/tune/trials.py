@@ -150,7 +150,6 @@ LIMIT_ROUNDS = (1, 3)
 model, after the third round also if that has buffers."""
 
 BEATEN = "stopped: it cannot be among the best settings any more"
-
 DIVERGED = "stopped: its loss is no number any more"
 
 CostLimits = Mapping[str, float]
