@@ -175,7 +175,7 @@ class CompiledGradients:
             correction = None if wanted.add_CP is None else wanted.add_CP[mine]
             self._some(program, x, b, some, correction, g, None)
             g_CP[mine] = g
-            if program.recording.written:
+            if program.graph.mutated_buffers:
                 b_CZ[mine] = b
         return ClientGradients(g_CP, tuple(squares or ()), reads=tuple(programs))
 
@@ -206,7 +206,7 @@ class CompiledGradients:
         few = (
             len(x_CP)
             if x_CP.device.type != "cpu"
-            else max(1, CPU_ACTIVATION_BYTES // max(1, program.recording.largest))
+            else max(1, CPU_ACTIVATION_BYTES // max(1, program.graph.max_value_bytes))
         )
         for first in range(0, len(x_CP), few):
             mine = slice(first, first + few)
@@ -225,7 +225,7 @@ class CompiledGradients:
     ) -> None:
         named = {name: view.detach() for name, view in self.layout.named(x_CP, b_CZ).items()}
         weights = {name: named[name].requires_grad_() for name in self.flat.names}
-        written = {name: named[name].clone() for name in program.recording.written}
+        written = {name: named[name].clone() for name in program.graph.mutated_buffers}
         own = {**dict(self.flat.module.named_parameters()), **dict(self.flat.module.named_buffers())}
         device = x_CP.device
         shared = {name: value.detach().to(device) for name, value in own.items() if name not in named}
@@ -238,13 +238,13 @@ class CompiledGradients:
         inputs_CB = batch.inputs_CB if program.casts_inputs else upcast_inputs(batch.inputs_CB, self.flat.dtype)
         with torch.enable_grad(), self._casting.autocast():
             outputs_CB = program(
-                {**named, **written}, shared, inputs_CB.clone() if program.recording.writes_inputs else inputs_CB,
+                {**named, **written}, shared, inputs_CB.clone() if program.graph.mutates_inputs else inputs_CB,
                 source, self.compute, places,
             )  # fmt: skip
         with torch.enable_grad():
             losses_C = self._losses(outputs_CB, batch, 0 if source is None else source.count)
             losses_C.backward(torch.full_like(losses_C, scale))
-        self.mapped |= program.mapped
+        self.mapped |= program.unbatched_ops
         for name, weight in weights.items():
             if name not in places.written:
                 part = torch.zeros_like(weight) if weight.grad is None else weight.grad
