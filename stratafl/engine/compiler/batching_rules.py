@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from stratafl.engine import kernels, precision
-from stratafl.engine.compiler.graph import bind_arguments
+from stratafl.engine.compiler.graph import RANDOM_OPS, bind_arguments
 from stratafl.engine.compiler.values import (
     BatchingRule,
     Context,
@@ -52,7 +52,7 @@ POINTWISE = {
 
 def is_pointwise(op: Any) -> bool:
     """Whether every element of the result depends only on the operands' elements at its place."""
-    return torch.Tag.pointwise in op.tags or op._opname in POINTWISE
+    return isinstance(op, torch._ops.OpOverload) and (torch.Tag.pointwise in op.tags or op._opname in POINTWISE)
 
 
 def pointwise_rule(context: Context, op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -145,8 +145,8 @@ def linear_rule(context: Context, op: Any, x: Any, w: Any, b: Any = None) -> Any
 
 
 def convolution_rule(context: Context, op: Any, x: Any, w: Any, b: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """One convolution per client on a CPU. vmap would make the clients groups of one convolution,
-    which is faster on a GPU, but takes transposed copies of images and filters."""
+    """Convolve client by client on a CPU. vmap makes the clients groups of one convolution, which
+    is right for a GPU, but takes transposed copies of images and filters."""
     x_C, w_C = context.stacked(x), context.stacked(w)
     if x_C.device.type != "cpu" or not (isinstance(w, PerClient) or isinstance(b, PerClient)):
         return NotImplemented
@@ -319,7 +319,7 @@ def embedding_bag_rule(context: Context, op: Any, w: Any, codes: Any, offsets: A
 
 
 def index_put_rule(context: Context, op: Any, x: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
-    """One shared number written to all places of a stacked mask."""
+    """Write a shared number to all places of a stacked mask."""
     mask = indices[0]
     is_mask = len(indices) == 1 and isinstance(mask, PerClient) and mask.tensor.dtype == torch.bool
     if not is_mask or accumulate or isinstance(values, PerClient) or rank_of(values) or not isinstance(x, PerClient):
@@ -393,22 +393,15 @@ def multinomial_rule(context: Context, op: Any, weights: Any, count: int, replac
 
 
 RANDOM_RULES: dict[str, BatchingRule] = {
+    **dict.fromkeys(RANDOM_OPS, elementwise_random_rule),
+    **dict.fromkeys(("rand", "randn", "randint", "normal"), factory_rule),
     **dict.fromkeys(("dropout", "dropout_"), dropout_rule),
     **dict.fromkeys(
         ("feature_dropout", "feature_dropout_", "feature_alpha_dropout", "feature_alpha_dropout_"), feature_dropout_rule
     ),
-    **dict.fromkeys(
-        (
-            "alpha_dropout", "alpha_dropout_", "rrelu", "rrelu_", "bernoulli", "bernoulli_", "rand_like", "randn_like",
-            "randint_like", "random_", "uniform_", "normal_", "exponential_", "log_normal_", "rrelu_with_noise",
-            "native_dropout",
-        ),
-        elementwise_random_rule,
-    ),
-    **dict.fromkeys(("rand", "randn", "randint", "normal"), factory_rule),
     "randperm": randperm_rule,
     "multinomial": multinomial_rule,
-}  # fmt: skip
+}
 """Rules of random operations: each client's numbers come from its own stream."""
 
 BATCHING_RULES: dict[str, BatchingRule] = {
@@ -430,11 +423,11 @@ BATCHING_RULES: dict[str, BatchingRule] = {
     "_weight_norm": weight_norm_rule,
     "affine_grid_generator": affine_grid_rule,
     **dict.fromkeys(("index_put", "index_put_"), index_put_rule),
-    # updates each client's statistics in place
+    # faster: vmap would scale and shift in passes of their own
     **dict.fromkeys(("batch_norm", "instance_norm"), batch_norm_rule),
     # random with dropout, and vmap decomposes its fused implementation
     "scaled_dot_product_attention": attention_rule,
-    # checks codes: behind a client's table begins the next client's
+    # check codes: behind a client's table begins the next client's
     "embedding": embedding_rule,
     "embedding_bag": embedding_bag_rule,
     # an offset of a client's row need not be a multiple of two, as a complex number needs

@@ -43,7 +43,7 @@ Kernel = Callable[..., Any]
 
 
 class FusedOp(NamedTuple):
-    """One kernel in place of a chain of captured operations."""
+    """Kernel in place of a chain of captured operations."""
 
     kernel: str
     """Name in `Backend.ops`."""
@@ -260,16 +260,12 @@ def fuse(
         shared = any(parameter is not None and len(parameter.users) > 1 for parameter in op.parameters)
         fused.append(op._replace(names=names, shared=shared))
         replaced |= set(op.nodes)
-    others = {op_name(node) for node in graph.nodes if node not in replaced and not is_pointwise_node(node)}
+    others = {op_name(node) for node in graph.nodes if node not in replaced and not is_pointwise(node.target)}
     keeps_images = others <= KEEPS_IMAGES and any(op.kernel.startswith("conv2d") for op in fused)
     mutated = (target for node in graph.nodes for target in mutated_arguments(node))
     if keeps_images and not any(_is_visible_in_view(target) for target in mutated):
         return fused
     return [op for op in fused if not op.on_images]
-
-
-def is_pointwise_node(node: fx.Node) -> bool:
-    return hasattr(node.target, "_opname") and is_pointwise(node.target)
 
 
 def _is_visible_in_view(node: fx.Node) -> bool:

@@ -19,8 +19,8 @@ from stratafl.base.errors import pass_on_no_room
 from stratafl.core.flat_module import FlatModule
 from stratafl.data.inputs import map_tensors
 from stratafl.engine.batches import ClientBatches
-from stratafl.engine.compiler.batching_rules import DIMS, RANDOM_RULES, is_pointwise
-from stratafl.engine.compiler.graph import CapturedGraph, capture, node_arguments, op_name
+from stratafl.engine.compiler.batching_rules import DIMS, is_pointwise
+from stratafl.engine.compiler.graph import RANDOM_OPS, CapturedGraph, capture, node_arguments, op_name
 from stratafl.engine.compiler.recurrent_rules import CELLS
 
 DIM_OPS = {
@@ -219,7 +219,7 @@ class SampleFlow:
             return node.all_input_nodes[0] in sources
         if name in DIM_OPS:
             return self._names_other_dims(node, name, sources)
-        if f"{name}_" in RANDOM_RULES or name in RANDOM_RULES:
+        if f"{name}_" in RANDOM_OPS or name in RANDOM_OPS:
             in_front = all(at.axis == 0 and at.outer == 1 for at in sources.values())
             return in_front and name not in ("randperm", "multinomial") and self._are_aligned(sources)
         if name in RULES:
@@ -330,8 +330,8 @@ def _recurrent(flow: SampleFlow, node: fx.Node, sources: Sources) -> bool:
 
 
 def _index(flow: SampleFlow, node: fx.Node, sources: Sources) -> bool:
-    """Each sample's own axis is indexed, by indices that all share or that are its own, or a shared
-    value by indices of each sample."""
+    """Indices into another axis of each sample, by shared indices or its own, or indices of samples
+    into a shared value."""
     x: Any = node.args[0]
     indices: Any = node.args[1]
     axes = [axis for axis, index in enumerate(indices) if index is not None]

@@ -27,10 +27,10 @@ from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import map_outputs
 from stratafl.data.inputs import Inputs, tensors_of
 from stratafl.engine import kernels
-from stratafl.engine.compiler.batching_rules import BATCHING_RULES, RANDOM_RULES, is_pointwise, pointwise_rule
+from stratafl.engine.compiler.batching_rules import BATCHING_RULES, is_pointwise, pointwise_rule
 from stratafl.engine.compiler.capture import OpaqueFunction, UnsupportedModule
-from stratafl.engine.compiler.fusion import functional_twin, fuse, is_pointwise_node, overwrites_alone
-from stratafl.engine.compiler.graph import RANDOM_IF_DROPOUT, capture, op_name
+from stratafl.engine.compiler.fusion import functional_twin, fuse, overwrites_alone
+from stratafl.engine.compiler.graph import RANDOM_IF_DROPOUT, RANDOM_OPS, capture, op_name
 from stratafl.engine.compiler.recurrent_rules import RECURRENT_RULES
 from stratafl.engine.compiler.values import Context, GradientPlaces, PerClient, tensor_arguments, wrap
 from stratafl.engine.module_profile import written
@@ -61,27 +61,24 @@ CHANNELS_LAST_SAFE = {
 """Operations besides pointwise ones that are right for channels-last images. Of some others, such
 as instance norm of one sample, torch's own gradients are wrong for such images."""
 
-Arguments = tuple[list[Any], dict[str, Any]]
-"""Positional and keyword arguments of an operation."""
-
 
 class Instruction(NamedTuple):
-    """One operation of the program."""
+    """Operation of a program."""
 
     node: fx.Node
     """Node of the graph whose value is the result."""
     run: Callable[..., Any]
     """(context, positional arguments, keyword arguments) -> value of the node."""
-    arguments: Arguments
-    """Arguments in which nodes stand for their values."""
+    args: list[Any]
+    """Arguments, with nodes in place of their values."""
+    kwargs: dict[str, Any]
     result_shape: Any
     free: list[fx.Node]
     """Nodes whose values no later instruction uses."""
 
     def execute(self, context: Context, values: dict[fx.Node, Any]) -> None:
         context.result_shape = self.result_shape
-        args, kwargs = self.arguments
-        values[self.node] = self.run(context, _lookup(args, values), _lookup(kwargs, values))
+        values[self.node] = self.run(context, _lookup(self.args, values), _lookup(self.kwargs, values))
         for node in self.free:
             del values[node]
 
@@ -90,14 +87,9 @@ class BatchedProgram:
     """A module's operations on batches of one length; a call returns the outputs of all clients."""
 
     def __init__(
-        self,
-        flat: FlatModule,
-        inputs: Inputs,
-        all_outputs: bool = False,
-        opaque_functions: bool = False,
-        backend: kernels.Backend | None = None,
-        filters: Collection[str] | None = None,
-    ):
+        self, flat: FlatModule, inputs: Inputs, all_outputs: bool = False, opaque_functions: bool = False,
+        backend: kernels.Backend | None = None, filters: Collection[str] | None = None,
+    ):  # fmt: skip
         """Capture the module and replace operations by the kernels of a backend.
 
         `inputs`: a batch of one client; `all_outputs`: return the module's whole output, not only
@@ -116,7 +108,7 @@ class BatchedProgram:
         """Whether the inputs may have 16 bits, since only kernels use them."""
         self.unbatched_ops: set[str] = set()
         """Names of operations that were called for one client after another."""
-        names = {op_name(node) for node in graph.nodes if not is_pointwise_node(node)}
+        names = {op_name(node) for node in graph.nodes if not is_pointwise(node.target)}
         # kernels return channels-last images, and a CPU pools those several times as fast
         self._channels_last = bool(self.filters) or ("max_pool2d" in names and names <= CHANNELS_LAST_SAFE)
         self._device = inputs.device
@@ -132,14 +124,9 @@ class BatchedProgram:
                 instruction.execute(Context(0, None), self._constants)
 
     def __call__(
-        self,
-        named: Mapping[str, Tensor],
-        shared: Mapping[str, Tensor],
-        inputs_CB: Inputs,
-        source: RandomSource | None,
-        precision: Precision = "fp32",
-        places: GradientPlaces | None = None,
-    ) -> Any:
+        self, named: Mapping[str, Tensor], shared: Mapping[str, Tensor], inputs_CB: Inputs,
+        source: RandomSource | None, precision: Precision = "fp32", places: GradientPlaces | None = None,
+    ) -> Any:  # fmt: skip
         """Output of the module, with the client dimension in front of every tensor.
 
         `named`: the clients' parameters and buffers (C, *shape), of which mutated buffers are
@@ -178,40 +165,35 @@ class BatchedProgram:
     def _instruction(self, node: fx.Node, free: list[fx.Node]) -> Instruction:
         op = self._fused.get(node)
         if op is None:
-            arguments = tuple(_to_plain(value, self._device) for value in (node.args, node.kwargs))
-            return Instruction(node, self._runner(node), arguments, _shape(node), free)
-        arguments = [op.source, [*op.parameters]], {}
-        return Instruction(op.nodes[-1], lambda context, args, _: op.run(context, *args), arguments, None, free)
+            args, kwargs = (_to_plain(value, self._device) for value in (node.args, node.kwargs))
+            return Instruction(node, self._runner(node), args, kwargs, _shape(node), free)
+        args = [op.source, [*op.parameters]]
+        return Instruction(op.nodes[-1], lambda context, args, _: op.run(context, *args), args, {}, None, free)
 
     def _runner(self, node: fx.Node) -> Callable[..., Any]:
         """Function that computes the value of a node."""
         op: Any = node.target
-        per_client = node in self.graph.per_client
+        name, per_client = op_name(node), self.graph.per_client
         if node.args and node.args[0] in self._fused_results and overwrites_alone(node):
-            op = functional_twin(op)  # the result of a kernel is a view that its backward pass may need
+            # the result of a kernel is a view that its backward pass may need
+            op, name = functional_twin(op), name.removesuffix("_")
         if op is operator.getitem:
             return lambda context, args, kwargs: args[0][args[1]]
-        if isinstance(op, OpaqueFunction) and per_client:
-            return VmapFallback(op)
-        rule = None
-        if isinstance(op, torch._ops.OpOverload):
-            rule = RULES.get(_rule_name(op)) or (pointwise_rule if is_pointwise(op) else None)
-            if rule is None and torch.Tag.nondeterministic_seeded in op.tags and op_name(node) not in RANDOM_IF_DROPOUT:
-                raise UnsupportedModule(f"operation {op_name(node)}, which draws")
-        elif per_client:
-            raise UnsupportedModule(f"operation {getattr(op, '__name__', op)}")
-        if not per_client:
+        rule = RULES.get(name) or (pointwise_rule if is_pointwise(op) else None)
+        tags = op.tags if isinstance(op, torch._ops.OpOverload) else ()
+        if rule is None and torch.Tag.nondeterministic_seeded in tags and name not in RANDOM_IF_DROPOUT:
+            raise UnsupportedModule(f"operation {name}, which draws")
+        if node not in per_client:
             return lambda context, args, kwargs: op(*args, **kwargs)
-        if not (
-            any(used in self.graph.per_client for used in node.all_input_nodes)
-            or op_name(node) in RANDOM_RULES
-            or op_name(node) in RANDOM_IF_DROPOUT
-        ):
+        if not isinstance(op, torch._ops.OpOverload | OpaqueFunction):
+            raise UnsupportedModule(f"operation {getattr(op, '__name__', op)}")
+        fallback = VmapFallback(op)
+        is_random = name in RANDOM_OPS or name in RANDOM_IF_DROPOUT
+        if not is_random and per_client.isdisjoint(node.all_input_nodes) and not isinstance(op, OpaqueFunction):
             # the same for all clients, until a later operation writes to it
             return lambda context, args, kwargs: wrap(
                 pytree.tree_map_only(Tensor, lambda value: context.stacked(value).clone(), op(*args, **kwargs))
             )
-        fallback = VmapFallback(op)
 
         def run(context: Context, args: Any, kwargs: Any) -> Any:
             result = NotImplemented if rule is None else rule(context, op, *args, **kwargs)
@@ -265,11 +247,6 @@ class VmapFallback:
         """Operands that were written to, which are the results of an operation in place."""
         targets = written(self._op, args, kwargs)
         return targets[0] if len(self._op._schema.returns) == 1 else tuple(targets)
-
-
-def _rule_name(op: torch._ops.OpOverload) -> str:
-    """Name of an operation in `RULES`; custom operations keep their namespace."""
-    return op._opname if op._namespace == "aten" else str(op)
 
 
 def _to_plain(value: Any, device: torch.device) -> Any:

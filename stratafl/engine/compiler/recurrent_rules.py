@@ -27,13 +27,9 @@ class CellWeights:
     """Stacked parameters of one layer in one direction, in torch's order."""
 
     def __init__(
-        self,
-        w_CGI: Tensor,
-        w_CGH: Tensor,
-        b_input_CG: Tensor | None = None,
-        b_hidden_CG: Tensor | None = None,
+        self, w_CGI: Tensor, w_CGH: Tensor, b_input_CG: Tensor | None = None, b_hidden_CG: Tensor | None = None,
         projection_CPH: Tensor | None = None,
-    ):
+    ):  # fmt: skip
         self.input_CIG, self.hidden_CHG = w_CGI.mT, w_CGH.mT
         self.b_input_C1G = None if b_input_CG is None else b_input_CG[:, None]
         self.b_hidden_C1G = None if b_hidden_CG is None else b_hidden_CG[:, None]
@@ -45,12 +41,11 @@ class CellWeights:
         bias = self.b_input_C1G
         if bias is not None and self.b_hidden_C1G is not None and cell is not _gru:
             bias = bias + self.b_hidden_C1G
-        return torch.bmm(x_CMI, self.input_CIG) if bias is None else torch.baddbmm(bias, x_CMI, self.input_CIG)
+        return _product(x_CMI, self.input_CIG, bias)
 
-    def hidden_gates(self, h_CBH: Tensor) -> Tensor:
-        if self.b_hidden_C1G is None:
-            return torch.bmm(h_CBH, self.hidden_CHG)
-        return torch.baddbmm(self.b_hidden_C1G, h_CBH, self.hidden_CHG)
+
+def _product(x_CMI: Tensor, w_CIG: Tensor, bias_C1G: Tensor | None) -> Tensor:
+    return torch.bmm(x_CMI, w_CIG) if bias_C1G is None else torch.baddbmm(bias_C1G, x_CMI, w_CIG)
 
 
 def _lstm(gates_CBG: Tensor, state: State, w: CellWeights) -> State:
@@ -64,7 +59,7 @@ def _lstm(gates_CBG: Tensor, state: State, w: CellWeights) -> State:
 def _gru(gates_CBG: Tensor, state: State, w: CellWeights) -> State:
     (h,) = state
     input_r, input_z, input_n = gates_CBG.chunk(3, dim=-1)
-    hidden_r, hidden_z, hidden_n = w.hidden_gates(h).chunk(3, dim=-1)
+    hidden_r, hidden_z, hidden_n = _product(h, w.hidden_CHG, w.b_hidden_C1G).chunk(3, dim=-1)
     z = (input_z + hidden_z).sigmoid()
     n = (input_n + (input_r + hidden_r).sigmoid() * hidden_n).tanh()
     return (n + z * (h - n),)

@@ -151,5 +151,5 @@ def wrap(result: Any) -> Any:
 
 
 def tensor_arguments(arguments: Any) -> list[Operand]:
-    """All tensors and stacked values in nested arguments of an operation."""
+    """Tensors and stacked values in nested arguments of an operation."""
     return [value for value in pytree.tree_leaves(arguments) if isinstance(value, Operand)]
