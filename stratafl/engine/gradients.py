@@ -210,12 +210,12 @@ class CompiledGradients:
             # on a CPU, only as many clients at a time as have an activation in its caches
             size = len(group.x_CP)
             if x_CP.device.type == "cpu":
-                size = max(1, CPU_ACTIVATION_BYTES // max(1, program.recording.largest))
+                size = max(1, CPU_ACTIVATION_BYTES // max(1, program.graph.max_value_bytes))
             for first in range(0, len(group.x_CP), size):
                 self._run(program, group.select(slice(first, first + size), length), squared_norms)
             if isinstance(clients, list):
                 g_CP[clients] = group.g_CP
-                if program.recording.written:
+                if program.graph.mutated_buffers:
                     b_CZ[clients] = group.b_CZ
         return ClientGradients(g_CP, tuple(squared_norms or ()), reads=tuple(programs))
 
@@ -239,21 +239,21 @@ class CompiledGradients:
         batch, scale = part.batch, self._mixed_precision.scale
         named = {name: view.detach() for name, view in self.layout.named(part.x_CP, part.b_CZ).items()}
         weights = {name: named[name].requires_grad_() for name in self.flat.names}
-        written = {name: named[name].clone() for name in program.recording.written}
+        written = {name: named[name].clone() for name in program.graph.mutated_buffers}
         own = {**dict(self.flat.module.named_parameters()), **dict(self.flat.module.named_buffers())}
         shared = {name: value.detach().to(part.x_CP.device) for name, value in own.items() if name not in named}
         source = None if batch.stream is None else RandomSource(batch.stream)
         corrections = {} if part.add_CP is None else self._weight_views(part.add_CP, part.b_CZ)
         places = GradientPlaces(self._weight_views(part.g_CP, part.b_CZ), corrections, squared_norms, scale, set())
         inputs_CB = batch.inputs_CB if program.casts_inputs else upcast_inputs(batch.inputs_CB, self.flat.dtype)
-        if program.recording.writes_inputs:
+        if program.graph.mutates_inputs:
             inputs_CB = inputs_CB.clone()
         with torch.enable_grad():
             with self._mixed_precision.autocast():
                 outputs_CB = program({**named, **written}, shared, inputs_CB, source, self.precision, places)
             losses_C = self._losses(outputs_CB, batch, 0 if source is None else source.count)
             losses_C.backward(torch.full_like(losses_C, scale))
-        self.mapped |= program.mapped
+        self.mapped |= program.unbatched_ops
         for name, weight in weights.items():
             if name not in places.written:
                 gradient, place = weight.grad, places.gradients[name]

@@ -46,7 +46,7 @@ def difference(module: nn.Module, inputs_CB: Tensor) -> float:
     module."""
     torch.manual_seed(0)
     flat = FlatModule(module.double().train())
-    program = BatchedProgram(flat, inputs_CB[0], table=kernels.TORCH_BACKEND)
+    program = BatchedProgram(flat, inputs_CB[0], backend=kernels.TORCH_BACKEND)
     x_CP, b_CZ = rows_of(flat, len(inputs_CB))
     named = {name: view.detach().requires_grad_() for name, view in flat.unflatten(x_CP, b_CZ).items()}
     outputs_CB = program(named, {}, inputs_CB, None)
