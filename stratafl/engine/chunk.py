@@ -93,6 +93,9 @@ class ChunkState(NamedTuple):
     local_terms: tuple[BoundLocalTerm, ...]
     stages: tuple[Stage, ...]
     """Stages of the client update, with the proximal terms that act behind its clip."""
+    fused_chain: StandardChain | None
+    """Settings of the fused optimizer step. None for stages other than the standard ones, rules
+    with local terms, and optimizers written by a user."""
     proximal_strength: float = 0.0
     """Sum of the mu of all proximal terms mu (x - model). Their part mu x changes with every step,
     and -mu model is constant."""
@@ -110,6 +113,7 @@ class ChunkState(NamedTuple):
         terms = _proximal_terms(rules)
         strength = sum((rule.local.strength for rule in rules if terms and isinstance(rule.local, Proximal)), 0.0)
         local_terms = () if terms else tuple(BoundLocalTerm(rule.local, rule.edge(empty_like)) for rule in rules)
+        is_fused = not local_terms and type(leaf.optimiser) in OPTIMIZERS.values()
         states = leaf.optimiser.init(work.model.rows_MP[:1])
         return ChunkState(
             x_CP=empty_like(work.model),
@@ -120,6 +124,7 @@ class ChunkState(NamedTuple):
             correction_CP=empty_like(work.model) if work.corrections or terms else None,
             local_terms=local_terms,
             stages=stages,
+            fused_chain=StandardChain.from_stages(stages) if is_fused else None,
             proximal_strength=strength,
             scratch_CP=empty_like(work.model) if strength else None,
         )
@@ -166,17 +171,6 @@ class ChunkState(NamedTuple):
             local_terms=tuple(BoundLocalTerm(local, edge.among(clients)) for local, edge in self.local_terms),
             scratch_CP=cut(self.scratch_CP),
         )
-
-    @property
-    def fused_chain(self) -> StandardChain | None:
-        """Settings of the fused optimizer step.
-
-        None for stages other than the standard ones, rules with local terms, and optimizers written
-        by a user.
-        """
-        if self.local_terms or type(self.optimizer) not in OPTIMIZERS.values():
-            return None
-        return StandardChain.from_stages(self.stages)
 
     def gradient_request(self) -> GradientRequest:
         """Extras that the next step needs with the gradients."""

@@ -6,7 +6,7 @@ Shape suffixes: C trial clients, P parameters, Z buffer values, B samples of a b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Literal, NamedTuple
@@ -134,34 +134,25 @@ def _loop_trials(
 ) -> list[Trial]:
     """Trials on each of the trial batches, with the results of the module for one client alone."""
     batches = [_cast_batch(batch, flat.dtype) for batch in _trial_batches(task)]
-    rounding = CoarsestDtype()
     results: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-
-    def result(batch: ClientBatches, client: int, length: int) -> tuple[Tensor, Tensor]:
-        """A client's gradient, and its buffers afterwards."""
-        # most clients have the same batch in all trials: their gradient is computed once
-        if (client, length) not in results:
-
-            @contextmanager
-            def observed() -> Iterator[None]:
-                with client_rng(ClientStream(0, client, 0), x_CP.device, flat.module), rounding:
-                    yield
-
-            samples = batch.inputs_CB[client, :length].clone(), batch.targets_CB[client, :length].clone()
-            x_P, b_Z = x_CP[client].clone(), b_CZ[client].clone()
-            within = observed if is_random else lambda: rounding
-            results[client, length] = flat.gradient(x_P, b_Z, *samples, task.loss, within=within), b_Z
-        return results[client, length]
-
-    expected = []
-    for batch in batches:
-        clients = [result(batch, client, length) for client, length in enumerate(batch.length_C.tolist())]
-        expected.append([torch.stack(rows) for rows in zip(*clients, strict=True)])
+    with CoarsestDtype() as rounding:
+        for batch in batches:
+            for client, length in enumerate(batch.length_C.tolist()):
+                # most clients have the same batch in all trials: their gradient is computed once
+                if (client, length) in results:
+                    continue
+                samples = batch.inputs_CB[client, :length].clone(), batch.targets_CB[client, :length].clone()
+                x_P, b_Z = x_CP[client].clone(), b_CZ[client].clone()
+                stream = ClientStream(0, client, 0)
+                within = partial(client_rng, stream, x_P.device, flat.module) if is_random else nullcontext
+                results[client, length] = flat.gradient(x_P, b_Z, *samples, task.loss, within=within), b_Z
     tolerance = max(tolerance, min(100 * rounding.eps, MAX_TOLERANCE))
-    return [
-        Trial(flat, x_CP, b_CZ, batch, g_CP, after_CZ, tolerance)
-        for batch, (g_CP, after_CZ) in zip(batches, expected, strict=True)
-    ]
+    trials = []
+    for batch in batches:
+        clients = (results[key] for key in enumerate(batch.length_C.tolist()))
+        expected_CP, expected_CZ = (torch.stack(rows) for rows in zip(*clients, strict=True))
+        trials.append(Trial(flat, x_CP, b_CZ, batch, expected_CP, expected_CZ, tolerance))
+    return trials
 
 
 def _cast_batch(batch: ClientBatches, dtype: torch.dtype) -> ClientBatches:
@@ -244,15 +235,10 @@ def select_for_training(
 
 
 def select_gradient_method(
-    task: GradientTask,
-    methods: Sequence[GradientMethodName] = ("stacked", "vmap"),
-    profile: ModuleProfile | None = None,
+    task: GradientTask, methods: Sequence[GradientMethodName], profile: ModuleProfile
 ) -> Selection:
-    """First of these methods that gives the module's own gradients on the trial clients.
-
-    A module without a profile is taken to have no side effects.
-    """
-    profile = profile or ModuleProfile()
+    """Select the first of these methods that gives the module's own gradients on the trial
+    clients."""
     with preserve_rng(task.inputs.device):
         task = replace(task, inputs=sanitise_samples(task.inputs), targets=sanitise_samples(task.targets))
         try:

@@ -50,7 +50,7 @@ from stratafl.engine.gradients import BatchedGradients, in_module_order
 from stratafl.engine.loop import limit_threads
 from stratafl.engine.module_profile import PROBE_SAMPLES, ModuleProfile
 from stratafl.engine.parameter_layout import ParameterLayout
-from stratafl.engine.precision import effective_precision, float32_matmul_precision
+from stratafl.engine.precision import float32_matmul_precision
 from stratafl.engine.random_streams import ClientStream
 
 MAX_CUDA_GRAPHS = 2
@@ -60,8 +60,8 @@ MAX_CUDA_GRAPHS = 2
 class Chunk(NamedTuple):
     """Some of the participating clients, with the sample indices of their steps."""
 
-    offset: int
-    """Position of the first client among all that take part."""
+    rows: slice
+    """Rows of the chunk among those of all participating clients."""
     clients: list[int]
     steps_C: np.ndarray
     """Steps of each client; where they differ, the first client has most."""
@@ -69,11 +69,6 @@ class Chunk(NamedTuple):
     padded_length_H: np.ndarray
     """Longest batch of all participating clients in each step. A step is padded to it, so that the
     padding does not depend on the clients in the chunk."""
-
-    @property
-    def rows(self) -> slice:
-        """Rows of the chunk among those of all participating clients."""
-        return slice(self.offset, self.offset + len(self.clients))
 
     def step_batch(self, number: int, step: int | Tensor, clients: int | None = None) -> StepBatch:
         """Batch of the first clients in step `number` of the samples, step `step` of the run."""
@@ -107,7 +102,7 @@ class StackedEngine:
         flat, supply, augment = training.flat, training.samples, training.augment
         device = self._device = supply.device
         self._gradients, self._gradients_in_module_order = gradients, in_module_order(gradients, flat)
-        self.precision = effective_precision(gradients.precision, device, flat.dtype, supports_half=True)
+        self.precision = gradients.precision
         self._uses_cuda_graphs = cuda_graphs and device.type == "cuda" and supply.is_on_device
         self._sizes = training.clients.sizes.tolist()
         longest = max(self._sizes)
@@ -219,7 +214,7 @@ class StackedEngine:
         for offset in range(0, len(active), size):
             rows = slice(offset, offset + size)
             steps_C = self._steps_per_client(active[rows], steps)
-            yield Chunk(offset, active[rows], steps_C, samples.select(rows, int(steps_C[0])), padded_length_H)
+            yield Chunk(rows, active[rows], steps_C, samples.select(rows, int(steps_C[0])), padded_length_H)
 
     def _draw_batches(self, active: list[int], step: int, steps: int) -> ChunkIndices:
         """Sample indices of all participating clients."""

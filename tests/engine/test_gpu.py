@@ -53,9 +53,9 @@ def federation(model: str = "perceptron", rules="mtgc", depth: int = 2, **more) 
     inputs = inputs * more.pop("inputs_times", 1)
     targets = more.pop("targets", torch.randint(3, (count,), generator=random))
     parts = [np.arange(leaf * 12, leaf * 12 + 3 + 4 * leaf % 9) for leaf in range(leaves)]
-    given = {"batch": 4, "rounds": 2, "seed": 4, "periods": PERIODS[depth], "weights": "samples", "device": DEVICE}
-    given |= {"leaf": leaf(0.1, clip_norm=2.0, weight_decay=1e-3, momentum=0.5), **more}
-    return simulate(make, (inputs, targets), parts, SHAPES[depth], rules, **given)
+    settings = {"batch": 4, "rounds": 2, "seed": 4, "periods": PERIODS[depth], "weights": "samples", "device": DEVICE}
+    settings |= {"leaf": leaf(0.1, clip_norm=2.0, weight_decay=1e-3, momentum=0.5), **more}
+    return simulate(make, (inputs, targets), parts, SHAPES[depth], rules, **settings)
 
 
 def apart(expected: Result, got: Result) -> float:
@@ -130,7 +130,7 @@ def test_lower_precisions_are_near(precision: str) -> None:
 
 
 def gradients(engine_name: EngineName, precision: str = "fp32", **settings) -> Tensor:
-    """Each client's first gradient."""
+    """First gradients of all clients."""
     simulation = federation(**settings, engine=engine_name, precision=precision)
     assert simulation.engine.how == engine_name
     simulation.federation.begin_round()
@@ -173,8 +173,8 @@ def test_autocast_is_near_and_gives_the_same_bits(engine_name: EngineName, preci
     settings = {"model": "convolutional", "rounds": 1, "rules": "hfedavg"}
     exact = federation(**settings, engine="loop").run()
     simulations = [federation(**settings, engine=engine_name, precision=precision) for _ in range(2)]
-    assert [each.engine.precision for each in simulations] == [precision] * 2
-    first, second = (each.run() for each in simulations)
+    assert [simulation.engine.precision for simulation in simulations] == [precision] * 2
+    first, second = (simulation.run() for simulation in simulations)
     assert 0 < apart(exact, first) < 0.1 and apart(first, second) == 0
 
 
@@ -236,8 +236,8 @@ class Computed(nn.Module):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_code_beyond_the_vocabulary_breaks_its_client_alone(dtype: torch.dtype) -> None:
-    known, random = torch.tensor([0, 1, 8, 9]), torch.Generator().manual_seed(0)
-    codes, labels = known[torch.randint(4, (24, 5), generator=random)], torch.arange(24) % 3
+    values, random = torch.tensor([0, 1, 8, 9]), torch.Generator().manual_seed(0)
+    codes, labels = values[torch.randint(4, (24, 5), generator=random)], torch.arange(24) % 3
     parts = [range(8 * client, 8 * client + 8) for client in range(3)]
 
     def trained(codes: Tensor) -> Result:

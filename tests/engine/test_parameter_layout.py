@@ -1,4 +1,4 @@
-"""Rows whose filters lie channels-last: the same run, and the way there and back."""
+"""Rows with channels-last filters: the run is the same, and reordering is reversible."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def convolutional() -> nn.Module:
 
 
 def ramp(x: Tensor) -> Tensor:
-    """A number for each parameter."""
+    """Different numbers for all parameters."""
     return torch.linspace(0, 1, x.shape[-1], dtype=x.dtype)
 
 
 FILTERS = ["0.weight", "2.weight", "3.weight"]
 
 
-def copy(given: Tensor, out: Tensor) -> None:
-    assert given.shape == out.shape and given.stride() != out.stride()
-    out.copy_(given)
+def copy(source: Tensor, out: Tensor) -> None:
+    assert source.shape == out.shape and source.stride() != out.stride()
+    out.copy_(source)
 
 
 @pytest.fixture
@@ -82,25 +82,25 @@ def test_there_and_back(of: list[int] | None) -> None:
     flat = FlatModule(convolutional())
     layout = ParameterLayout(flat, FILTERS)
     rows = torch.randn(4 if of is None else 2, flat.parameters, dtype=torch.float64)
-    given, leaves, none = IndexedRows(rows, None if of is None else np.array(of)), [3, 0, 2], rows.new_empty(3, 0)
-    wanted, found = given.take(leaves), layout.take(given, leaves)
-    assert not torch.equal(found, wanted)
-    for name, view in layout.named(found, none).items():
-        assert torch.equal(view, flat.unflatten(wanted, none)[name]), name
-    back = torch.full_like(wanted, float("nan"))
-    layout.restore(found, back)
-    assert torch.equal(back, wanted)
+    indexed, clients, none = IndexedRows(rows, None if of is None else np.array(of)), [3, 0, 2], rows.new_empty(3, 0)
+    plain, reordered = indexed.take(clients), layout.take(indexed, clients)
+    assert not torch.equal(reordered, plain)
+    for name, view in layout.named(reordered, none).items():
+        assert torch.equal(view, flat.unflatten(plain, none)[name]), name
+    back = torch.full_like(plain, float("nan"))
+    layout.restore(reordered, back)
+    assert torch.equal(back, plain)
 
 
-def test_only_rows_that_some_leaf_of_a_chunk_has_are_ordered() -> None:
+def test_only_rows_of_the_chunks_clients_are_reordered() -> None:
     flat, ordered = FlatModule(convolutional()), []
-    layout = ParameterLayout(flat, FILTERS, lambda given, out: ordered.append(len(out)) or copy(given, out))
-    given = IndexedRows(torch.randn(6, flat.parameters, dtype=torch.float64), np.array([0, 0, 2, 5, 5, 2, 1]))
-    found = layout.take(given, [3, 5, 4])
+    layout = ParameterLayout(flat, FILTERS, lambda source, out: ordered.append(len(out)) or copy(source, out))
+    indexed = IndexedRows(torch.randn(6, flat.parameters, dtype=torch.float64), np.array([0, 0, 2, 5, 5, 2, 1]))
+    reordered = layout.take(indexed, [3, 5, 4])
     assert set(ordered) == {2}
-    back = torch.empty_like(found)
-    layout.restore(found, back)
-    assert torch.equal(back, given.take([3, 5, 4]))
+    back = torch.empty_like(reordered)
+    layout.restore(reordered, back)
+    assert torch.equal(back, indexed.take([3, 5, 4]))
 
 
 def test_what_is_no_row_of_parameters_stays_as_it_is() -> None:

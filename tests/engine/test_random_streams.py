@@ -1,5 +1,5 @@
-"""What a module draws is its client's own: the same alone and among others, in every form, and when
-a part is computed again."""
+"""Random numbers of a client: the same alone and among others, by every operation, and when a part
+is computed again."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_client_draws_the_same_alone_and_among_others(count: int) -> None:
     assert torch.equal(together.chance(0.3, (3, count), CPU)[2], alone.chance(0.3, (count,), CPU))
 
 
-def test_a_step_may_be_a_number_on_a_device_and_each_client_s_own() -> None:
+def test_steps_may_be_tensors_and_differ_between_clients() -> None:
     own = RandomSource(ClientStream(3, CLIENTS, torch.tensor([1, 2, 8]))).words((3, 4), CPU)
     for place, step in enumerate((1, 2, 8)):
         same = RandomSource(ClientStream(3, CLIENTS, torch.tensor(step))).words((3, 4), CPU)
@@ -51,7 +51,7 @@ def test_every_part_of_the_key_counts() -> None:
     drawn = [RandomSource(key).words((64,), CPU) for key in keys]
     source = RandomSource(keys[0])
     drawn += [source.words((64,), CPU), source.words((64,), CPU)]
-    assert len({tuple(each.tolist()) for each in drawn}) == len(keys) + 1, "the first draw again is the same"
+    assert len({tuple(words.tolist()) for words in drawn}) == len(keys) + 1, "the first draw again is the same"
 
 
 def test_numbers_are_distributed_as_they_should_be() -> None:
@@ -187,6 +187,6 @@ def dropping() -> nn.Module:
 @pytest.mark.parametrize("chunk", [1, 3, None])
 @pytest.mark.parametrize("epochs", [None, 1])
 def test_draws_follow_a_client_through_its_own_steps(chunk: int | None, epochs: int | None) -> None:
-    """With passes over their own data clients are at steps of their own."""
+    """Clients that count epochs of their own data are at different steps."""
     more = {} if epochs is None else {"leaf": leaf(0.05, epochs=epochs), "periods": [2]}
     assert compare(chunk=chunk, model=dropping, **more) < CLOSE

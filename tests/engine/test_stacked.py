@@ -103,7 +103,7 @@ def test_a_client_that_breaks_breaks_alone() -> None:
 
 
 class Residual(nn.Module):
-    """What users write: views, residuals, functions, a parameter of its own."""
+    """Module as users write it: views, residuals, functions, a parameter outside layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Residual(nn.Module):
 
 
 class Turning(nn.Module):
-    """Cannot be traced: it decides by the data's shape."""
+    """Decides by the shape of the data, which fx tracing cannot follow."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -269,8 +269,8 @@ def test_half_precision_is_near(precision: str) -> None:
 
 
 class _Caught(torch.autograd.Function):
-    """Passes a parameter on and leaves its gradient, correction and squares where they are wanted,
-    as a kernel does."""
+    """Passes a parameter on, and writes its gradient plus correction, and the squared norm, to the
+    buffers, as a kernel does."""
 
     @staticmethod
     def forward(ctx, value: Tensor, *plan) -> Tensor:
@@ -309,8 +309,8 @@ def writing_gradients(function):
 def test_kernels_that_write_gradients_themselves(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("linear", "conv2d", "conv2d_relu_pool", "group_norm", "layer_norm", "embedding")
     ops = {**REFERENCE_OPS, **{name: writing_gradients(REFERENCE_OPS[name]) for name in names}}
-    ours = kernels.TORCH_BACKEND._replace(ops=ops, writes_gradients=frozenset(names), returns_squared_norms=True)
-    monkeypatch.setattr(kernels, "TORCH_BACKEND", ours)
+    backend = kernels.TORCH_BACKEND._replace(ops=ops, writes_gradients=frozenset(names), returns_squared_norms=True)
+    monkeypatch.setattr(kernels, "TORCH_BACKEND", backend)
     settings = {"leaf": leaf(0.1, clip_norm=0.5), "rounds": 2}
     if name == "lstm":
         model = seeded(lambda: lstm((6,), 3, vocabulary=9, embedding=3, hidden=4))
@@ -327,8 +327,8 @@ def test_kernels_that_write_gradients_themselves(name: str, monkeypatch: pytest.
 def test_a_captured_step_reads_only_what_is_filled_in(
     rules: str, momentum: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the function itself instead of a graph of it: memory, steps and learning rates are the
-    graph's."""
+    """The function itself stands in for its graph, with the graph's memory, steps and learning
+    rates."""
     captured = []
 
     def capture(once, device):
@@ -365,7 +365,7 @@ def test_a_step_leaves_nothing_behind() -> None:
 
     def tensors_after_training() -> int:
         sim.engine.train(work)
-        return sum(issubclass(type(each), Tensor) for each in gc.get_objects())
+        return sum(issubclass(type(item), Tensor) for item in gc.get_objects())
 
     tensors_after_training()
     gc.collect()
@@ -378,6 +378,6 @@ def test_a_step_leaves_nothing_behind() -> None:
 
 def test_what_keeps_coming_is_worth_capturing() -> None:
     policy = CapturePolicy()
-    # another number of clients in every meeting, then two sizes of chunk in turn
+    # another number of clients at every synchronisation, then two sizes of chunk in turn
     assert not any(policy.should_capture(size) for size in (71, 64, 80, 77, 71, 64, 80, 77))
     assert [policy.should_capture(size) for size in (50, 49, 50, 49, 50, 49)] == [False] * 4 + [True] * 2

@@ -1,5 +1,4 @@
-"""Every engine trains what plain PyTorch trains: on a zoo of modules, and on modules put together
-at random."""
+"""Engines against plain PyTorch, on a zoo of modules and on modules put together at random."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ OTHERWISE = {
     "product of two inputs": "stacked: bilinear mapped over the clients",
     "a gradient of its own": "stacked: Reversed mapped over the clients",
     "gradients turned round for a second head": "stacked: Reversed mapped over the clients",
-    # what a recording does not show
+    # not visible in a captured graph
     "hooks on an output": "vmap: stacked does not give the module's own gradient",
     "gradient of its own output": "loop: stacked",
     **dict.fromkeys(
@@ -37,7 +36,7 @@ OTHERWISE = {
     ),
     "hooks backward": "loop: hooks on the gradients",
     "hooks on a parameter": "loop: hooks on the parameters' gradients",
-    # values decide what is done
+    # decisions by values
     **dict.fromkeys(
         (
             "norm, batch, cumulative", "experts that see their own samples", "decided by a value",
@@ -46,17 +45,17 @@ OTHERWISE = {
         BY_VALUES,
     ),
     "packed sequences": "loop: cannot be recorded",
-    # the forward pass changes what is no client's own
+    # the forward pass changes tensors that clients share
     **dict.fromkeys(
         ("embedding of bounded norm", "weight bounded in the forward pass", "weight normalised through its data"),
         "loop: training changes the module's weights",
     ),
     "buffer that counts": "loop: step, which training changes and which is in no row",
 }  # fmt: skip
-"""How those begin to say how they run that are not wholly stacked."""
+"""Beginning of `how` for the modules that are not wholly stacked."""
 
 TAKING_LONG = LIBRARY.entries.keys() - {"BERT", "GPT-2", "ViT"}
-"""Published models of a library, whose layers other entries have one by one."""
+"""Published models of a library; smaller entries have each of their layers."""
 
 # torch's own word on a kernel of even length
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
@@ -103,8 +102,8 @@ def test_every_engine_trains_what_plain_pytorch_trains(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in FAMILIES.entries if "dropping" in name])
 def test_the_same_bits_twice_and_in_other_chunks(name: str) -> None:
-    one, again, whole = (engine("stacked", problem(ZOO[name]), chunk=chunk).clients for chunk in (2, 2, 3))
-    assert not any(difference(one, again).values()) and not any(difference(one, whole).values())
+    one, again, together = (engine("stacked", problem(ZOO[name]), chunk=chunk).clients for chunk in (2, 2, 3))
+    assert not any(difference(one, again).values()) and not any(difference(one, together).values())
 
 
 @pytest.mark.slow
@@ -121,13 +120,13 @@ def test_modules_put_together_at_random(examples: int) -> None:
     options(given(entries(), st.booleans())(check_agreement))()
 
 
-def check_agreement(found: tuple[Plan, Entry], zeros: bool) -> None:
-    _, entry = found
+def check_agreement(example: tuple[Plan, Entry], zeros: bool) -> None:
+    _, entry = example
     try:
-        wanted = plain(problem(entry))
+        right = plain(problem(entry))
     except RuntimeError:
-        # it changes in place what its own gradient needs
+        # the module overwrites tensors that its gradient needs
         assume(False)
     for name in ENGINES:
         ran = engine(name, problem(entry, zeros=zeros))
-        assert not apart(wanted, ran.clients), ran.how
+        assert not apart(right, ran.clients), ran.how
