@@ -11,8 +11,9 @@ Shape suffixes: P parameters, Z buffer values, B samples of a batch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -115,6 +116,15 @@ def profile_module(training: ClientTraining) -> ModuleProfile:
             return ModuleProfile(is_random=True, failure=describe_exception(problem))
 
 
+@contextmanager
+def nested(*contexts: AbstractContextManager[Any]) -> Iterator[None]:
+    """Enter several contexts, the first one outermost."""
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
+
+
 def _observe(training: ClientTraining, index_B: Tensor) -> ModuleProfile:
     flat, device = training.flat, training.samples.device
     x_P, b_Z = (row.to(device) for row in flat.flatten_module(flat.module))
@@ -126,11 +136,6 @@ def _observe(training: ClientTraining, index_B: Tensor) -> ModuleProfile:
     mutates: set[str] = set()
     gradients, is_random = [], False
 
-    @contextmanager
-    def observed() -> Iterator[None]:
-        with autocast, writes:
-            yield
-
     def gradient(x_P: Tensor, b_Z: Tensor, integers: dict[str, Tensor], **contexts: Any) -> Tensor:
         return flat.gradient(x_P, b_Z, inputs.clone(), targets.clone(), training.loss, integers, **contexts)
 
@@ -140,7 +145,8 @@ def _observe(training: ClientTraining, index_B: Tensor) -> ModuleProfile:
         generator = device_generator(device).manual_seed(0)
         seeded = generator.get_state()
         after_P, after_Z, integers = x_P.clone(), b_Z.clone(), flat.integer_buffers()
-        gradient_P = gradient(after_P, after_Z, integers, within=observed, forward=lambda: forward)
+        within = partial(nested, autocast, writes)
+        gradient_P = gradient(after_P, after_Z, integers, within=within, forward=lambda: forward)
         gradients.append(gradient_P.nan_to_num())
         is_random = is_random or not torch.equal(generator.get_state(), seeded)
         # some of torch's operations write without declaring it
