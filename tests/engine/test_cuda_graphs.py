@@ -28,7 +28,7 @@ def lengths(method: CompiledGradients) -> list[int]:
     return [key[0][1][0] for key in method._programs]
 
 
-def test_the_program_that_was_used_last_is_kept_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradients, "MAX_PROGRAMS", 2)
     method, _ = chosen(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))
     for length in (5, 4, 5, 3):

@@ -98,7 +98,7 @@ def chosen(training: ClientTraining, clients: float, precision: Precision) -> st
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_by_the_operations_of_a_model(name: str) -> None:
+def test_default_follows_from_the_models_operations(name: str) -> None:
     make, shape, expected = MODELS[name]
     training = client_training(make(), shape)
     before = torch.get_rng_state(), training.flat.flatten_module(training.flat.module)
@@ -109,21 +109,27 @@ def test_by_the_operations_of_a_model(name: str) -> None:
         assert torch.equal(row, row_after), "profiling a module changes nothing"
 
 
-def test_seven_gradients_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two of the module's profile, one of the checks, four of the trial in float64: three clients
-    with full batches, and one of them with a shorter batch."""
-    count, gradient = [], FlatModule.gradient
+@pytest.fixture
+def gradients(monkeypatch: pytest.MonkeyPatch) -> list[FlatModule]:
+    """Module of every gradient that is computed by the module itself."""
+    modules, gradient = [], FlatModule.gradient
 
     def counted(self: FlatModule, *args: object, **kwargs: object) -> Tensor:
-        count.append(self)
+        modules.append(self)
         return gradient(self, *args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(FlatModule, "gradient", counted)
+    return modules
+
+
+def test_seven_gradients_before_the_first_step(gradients: list[FlatModule]) -> None:
+    """Two of the module's profile, one of the checks, four of the trial in float64: three clients
+    with full batches, and one of them with a shorter batch."""
     assert run().engine.how == "stacked"
-    assert len(count) == 7
+    assert len(gradients) == 7
 
 
-def test_neither_threads_nor_samples_matter() -> None:
+def test_default_depends_on_neither_threads_nor_values() -> None:
     threads, names = torch.get_num_threads(), set()
     training = client_training(build("mlp", IMAGE, 3))
     try:
@@ -144,7 +150,7 @@ def own_stage(direction: Tensor, x: Tensor, correct: object) -> Tensor:
     return direction / direction.norm()  # depends on all rows at once
 
 
-def test_what_is_left_to_the_loop() -> None:
+def test_cases_where_the_default_is_the_loop() -> None:
     module = build("mlp", IMAGE, 3)
     training = client_training(module)
     assert chosen(training, MIN_CLIENTS, "fp32") == "stacked"
@@ -162,7 +168,7 @@ def test_what_is_left_to_the_loop() -> None:
     )
 
 
-def test_what_cannot_be_padded_needs_enough_clients_of_a_length() -> None:
+def test_unpaddable_batches_need_enough_clients_per_length() -> None:
     training = client_training(images(nn.BatchNorm2d(8), nn.ReLU()), clients=MIN_CLIENTS * 2, samples=8)
     ragged = replace(
         training, clients=ClientIndex.from_lists([part[: 7 + n % 2] for n, part in enumerate(training.clients)])
@@ -178,12 +184,14 @@ def test_what_cannot_be_padded_needs_enough_clients_of_a_length() -> None:
     assert make_default_engine(padded, padded, MIN_CLIENTS).how == "stacked"
 
 
-def test_a_rank_chooses_by_the_whole_tree() -> None:
+def test_a_process_chooses_by_the_whole_tree(gradients: list[FlatModule]) -> None:
     full_training = client_training(build("mlp", IMAGE, 3))
     part = replace(full_training, clients=full_training.clients.part(0, 3))
     assert chosen(part, 3, "fp32") == "loop"
+    gradients.clear()
     engine = make_default_engine(part, full_training, CLIENTS)
     assert engine.name == "stacked" and engine.training is part
+    assert len(gradients) == 6, "one profile and one trial"
 
 
 def run(model: Callable[[], nn.Module] = lambda: build("mlp", IMAGE, 3), **more: object) -> Simulation:
@@ -193,7 +201,7 @@ def run(model: Callable[[], nn.Module] = lambda: build("mlp", IMAGE, 3), **more:
     return simulate(model, data, torch.arange(80).chunk(8), "2x4", **settings)
 
 
-def test_the_same_bits_twice_and_the_loop_s_up_to_rounding(capsys: pytest.CaptureFixture[str]) -> None:
+def test_default_repeats_bits_and_agrees_with_the_loop(capsys: pytest.CaptureFixture[str]) -> None:
     first, second, loop = run(), run(), run(engine="loop")
     assert (first.engine.name, loop.engine.name) == ("stacked", "loop") and first.notes == ()
     models = [simulation.run().models[0] for simulation in (first, second, loop)]
@@ -202,24 +210,22 @@ def test_the_same_bits_twice_and_the_loop_s_up_to_rounding(capsys: pytest.Captur
     assert capsys.readouterr().err == ""
 
 
-def test_nobody_is_told_of_an_engine_that_nobody_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_default_that_falls_back_is_not_reported(capsys: pytest.CaptureFixture[str]) -> None:
     simulation = run(lambda: Deciding(64, 3))
     assert simulation.engine.how == "loop" and simulation.notes == ()
     assert "asked for" not in capsys.readouterr().err
     assert any("asked for" in note for note in run(lambda: Deciding(64, 3), engine="stacked").notes)
 
 
-def test_more_samples_than_can_be_drawn_at_once_are_the_loop_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_is_the_loop_for_too_many_samples_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "MOST_DRAWN", 2 * 8 * BATCH)
     assert run(periods=[2, 2]).engine.name == "stacked"
     assert run(periods=[2, 3]).engine.name == "loop"
 
 
 @pytest.mark.parametrize("first", ["loop", "stacked"])
-def test_a_run_goes_on_with_the_engine_it_began_with(
-    first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where another version would begin it with another one."""
+def test_a_run_is_resumed_with_its_first_engine(first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if the default has changed since."""
 
     def chooses(engine: str) -> None:
         monkeypatch.setattr(factory, "MIN_CLIENTS", MIN_CLIENTS if engine == "stacked" else 1000)

@@ -125,13 +125,13 @@ PLACES: dict[str, Callable[[BaseException, pytest.MonkeyPatch], object]] = {
 
 @pytest.mark.parametrize("problem", KINDS, ids=lambda problem: type(problem).__name__)
 @pytest.mark.parametrize("place", PLACES)
-def test_nobody_does_without(place: str, problem: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_is_raised(place: str, problem: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(type(problem)) as raised:
         PLACES[place](problem, monkeypatch)
     assert raised.value is problem
 
 
-def test_a_loss_is_still_mapped_after_there_was_no_room() -> None:
+def test_a_loss_is_still_mapped_after_out_of_memory() -> None:
     problems: Iterator[Exception] = iter([KINDS[0]])
     calls: list[int] = []
 
@@ -150,7 +150,7 @@ def test_a_loss_is_still_mapped_after_there_was_no_room() -> None:
     assert losses(outputs, batch).shape == (5,) and len(calls) == 1
 
 
-def test_other_problems_are_none_of_memory() -> None:
+def test_other_errors_are_not_out_of_memory() -> None:
     for problem in (RuntimeError("shapes cannot be multiplied"), ValueError(HOST), KeyError("x")):
         assert not errors.is_no_room(problem)
         errors.pass_on_no_room(problem)

@@ -65,12 +65,12 @@ def channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 @pytest.mark.usefixtures("channels_last")
-def test_the_same_run(settings: dict) -> None:
+def test_runs_with_channels_last_filters_are_the_same(settings: dict) -> None:
     assert compare(model=convolutional, shape=(2, 5, 5), **settings) < CLOSE
 
 
 @pytest.mark.usefixtures("channels_last")
-def test_the_engine_s_rows_do_lie_so() -> None:
+def test_the_engines_rows_have_channels_last_filters() -> None:
     engine = stacked(federation(model=convolutional, shape=(2, 5, 5))).engine
     row_1P = torch.arange(engine.training.flat.parameters, dtype=torch.float64)[None]
     first = engine._gradients.layout.named(row_1P, row_1P[:, :0])["0.weight"]
@@ -78,7 +78,7 @@ def test_the_engine_s_rows_do_lie_so() -> None:
 
 
 @pytest.mark.parametrize("of", [None, [1, 0, 1, 1]])
-def test_there_and_back(of: list[int] | None) -> None:
+def test_reordering_is_reversible(of: list[int] | None) -> None:
     flat = FlatModule(convolutional())
     layout = ParameterLayout(flat, FILTERS)
     rows = torch.randn(4 if of is None else 2, flat.parameters, dtype=torch.float64)
@@ -103,12 +103,12 @@ def test_only_rows_of_the_chunks_clients_are_reordered() -> None:
     assert torch.equal(back, indexed.take([3, 5, 4]))
 
 
-def test_what_is_no_row_of_parameters_stays_as_it_is() -> None:
+def test_other_rows_than_parameters_are_not_reordered() -> None:
     rate = IndexedRows(torch.randn(4, 1, dtype=torch.float64))
     assert torch.equal(ParameterLayout(FlatModule(convolutional()), FILTERS).take(rate, [2, 1]), rate.take([2, 1]))
 
 
-def test_one_tap_or_one_channel_lies_the_same_either_way() -> None:
+def test_filters_of_one_tap_or_channel_are_not_reordered() -> None:
     flat = FlatModule(nn.Sequential(nn.Conv2d(1, 3, 3), nn.Conv2d(3, 2, 1)))
     rows = torch.randn(2, flat.parameters)
     assert torch.equal(ParameterLayout(flat, ["0.weight", "1.weight"], copy).take(IndexedRows(rows), [0, 1]), rows)

@@ -115,7 +115,7 @@ def test_same_bits_twice(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["vmap", "stacked"])
-def test_whoever_falls_back_keeps_the_precision(engine: str, capsys) -> None:
+def test_a_fallback_keeps_the_precision(engine: str, capsys) -> None:
     module = made("batch norm")
     next(module.parameters()).register_hook(lambda gradient: gradient)  # which only the loop follows
     simulation = run(module, engine, "bf16")
@@ -124,7 +124,7 @@ def test_whoever_falls_back_keeps_the_precision(engine: str, capsys) -> None:
     assert torch.equal(simulation.run().models[-1], run(made("batch norm"), "loop", "bf16").run().models[-1])
 
 
-def test_a_cast_weight_is_not_kept_for_another_client() -> None:
+def test_a_cast_weight_is_not_reused_for_another_client() -> None:
     """The library keeps what it cast as long as an autocast of the user's own goes on."""
     simulation = run(made("tied"), "loop", "bf16")
     simulation.federation.begin_round()
@@ -136,7 +136,7 @@ def test_a_cast_weight_is_not_kept_for_another_client() -> None:
 
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 @pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
-def test_float64_is_left_alone_and_that_is_said(engine: str, precision: str, capsys) -> None:
+def test_float64_is_kept_with_a_note(engine: str, precision: str, capsys) -> None:
     simulation = run(made("tied").double(), engine, precision)
     assert simulation.engine.precision == "fp32"
     assert f"precision {precision!r} is not honoured: {engine} computes in fp32" in capsys.readouterr().err
@@ -208,7 +208,7 @@ def test_evaluation_is_in_the_models_own_type() -> None:
     assert set(seen) == {torch.float32}
 
 
-def test_cudnn_can_be_left_out_whatever_products_are_computed_in() -> None:
+def test_cudnn_can_be_disabled_in_every_precision() -> None:
     """While an engine computes, the library's own way to set several switches fails."""
     before = torch.backends.cudnn.enabled
     with float32_matmul_precision("fp32", torch.device("cuda")):

@@ -29,7 +29,7 @@ def test_every_rule_on_uneven_trees_with_ragged_clients(rule: str, depth: int) -
 
 
 @pytest.mark.parametrize("others", [["fedprox", "feddyn"], ["mtgc", "mtgc"], []])
-def test_directions_of_rules_of_one_s_own(others: list[str]) -> None:
+def test_local_terms_of_custom_rules(others: list[str]) -> None:
     """Neither a sum nor in the order of what the engine knows."""
     shrinks = average()._replace(local=lambda x, g, edge: 0.5 * g * (1 + (x - edge.model).abs()))
     assert compare(rules=[shrinks, *others], depth=1 + len(others)) < CLOSE
@@ -53,7 +53,7 @@ def test_sampling(batch: int | None, sampling: str) -> None:
     ],
 )
 @pytest.mark.parametrize("rules", ["mtgc", "feddyn"])
-def test_the_leaf_s_chain(rules: str, chain: Leaf) -> None:
+def test_client_update_chains(rules: str, chain: Leaf) -> None:
     assert compare(rules=rules, leaf=chain) < CLOSE
 
 
@@ -78,7 +78,7 @@ def test_corrections_from_gradients(restart: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
-def test_only_those_who_take_part_are_trained(engine: str) -> None:
+def test_only_participating_clients_are_trained(engine: str) -> None:
     sim = federation(participation=[1, 1], engine=engine)
     sim.federation.begin_round()
     work = sim.federation.train_request(0, 2, 0)
@@ -93,7 +93,7 @@ def test_only_those_who_take_part_are_trained(engine: str) -> None:
     assert sim.engine.train(nobody).model_AP.shape == sim.engine.gradients(nobody).shape == (0, sim.flat.parameters)
 
 
-def test_a_client_that_breaks_breaks_alone() -> None:
+def test_a_failing_client_affects_no_other() -> None:
     inputs = torch.randn(60, 4, dtype=torch.float64)
     inputs[13] = torch.nan
     assert federation(inputs=inputs).run().refused == stacked(federation(inputs=inputs)).run().refused != {}
@@ -216,14 +216,14 @@ def test_own_losses_see_no_padding(loss, model) -> None:
     assert compare(model=model, loss=loss) < CLOSE
 
 
-def test_cross_entropy_given_by_hand_with_ignored_labels() -> None:
+def test_a_custom_cross_entropy_with_ignored_labels() -> None:
     targets = torch.randint(3, (60,))
     targets[::12] = 0
     targets[2::12] = -100
     assert compare(loss=F.cross_entropy, targets=targets, batch=None) < CLOSE
 
 
-def test_a_label_for_each_place() -> None:
+def test_one_label_per_position() -> None:
     model = seeded(lambda: nn.Conv2d(1, 3, 3, padding=1))
     assert compare(model=model, shape=(1, 4, 4), targets=torch.randint(3, (60, 4, 4))) < CLOSE
 
@@ -306,7 +306,7 @@ def writing_gradients(function):
 
 
 @pytest.mark.parametrize("name", ["cnn", "residual", "lstm", "layer norm", "tied"])
-def test_kernels_that_write_gradients_themselves(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_write_gradients_to_the_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("linear", "conv2d", "conv2d_relu_pool", "group_norm", "layer_norm", "embedding")
     ops = {**REFERENCE_OPS, **{name: writing_gradients(REFERENCE_OPS[name]) for name in names}}
     backend = kernels.TORCH_BACKEND._replace(ops=ops, writes_gradients=frozenset(names), returns_squared_norms=True)
@@ -324,9 +324,7 @@ def test_kernels_that_write_gradients_themselves(name: str, monkeypatch: pytest.
 
 @pytest.mark.parametrize("rules", ["mtgc", "feddyn", "hfedavg"])
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_a_captured_step_reads_only_what_is_filled_in(
-    rules: str, momentum: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_captured_step_reads_only_its_inputs(rules: str, momentum: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """The function itself stands in for its graph, with the graph's memory, steps and learning
     rates."""
     captured = []
@@ -356,7 +354,7 @@ def test_a_captured_step_reads_only_what_is_filled_in(
     assert len(captured) == 2, "once for chunks of two, once for the last"
 
 
-def test_a_step_leaves_nothing_behind() -> None:
+def test_a_step_leaves_no_tensors_behind() -> None:
     """Activations that are part of a cycle would stay until somebody looks for those: gigabytes, on
     a GPU."""
     sim = stacked(federation(model=seeded(Residual), shape=(2, 6, 6)))
@@ -376,7 +374,7 @@ def test_a_step_leaves_nothing_behind() -> None:
         gc.enable()
 
 
-def test_what_keeps_coming_is_worth_capturing() -> None:
+def test_frequent_kinds_of_step_are_captured() -> None:
     policy = CapturePolicy()
     # another number of clients at every synchronisation, then two sizes of chunk in turn
     assert not any(policy.should_capture(size) for size in (71, 64, 80, 77, 71, 64, 80, 77))

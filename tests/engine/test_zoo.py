@@ -70,11 +70,11 @@ def poisoned() -> Iterator[None]:
     torch.use_deterministic_algorithms(before)
 
 
-def test_memory_is_poisoned() -> None:
+def test_unwritten_memory_holds_nan() -> None:
     assert torch.ones(3).new_empty(1000).isnan().all()
 
 
-def test_what_is_not_stacked_is_in_the_zoo() -> None:
+def test_few_modules_are_not_stacked() -> None:
     assert ZOO.keys() >= OTHERWISE.keys()
     assert len(OTHERWISE) < len(ZOO) / 10
 
@@ -108,14 +108,14 @@ def test_the_same_bits_twice_and_in_other_chunks(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ZOO)
-def test_whatever_values_the_module_itself_has(name: str) -> None:
+def test_zero_parameters_hide_no_error_from_the_trial(name: str) -> None:
     """Zeros hide nearly every mistake from a look at the module's own gradients."""
     ran = engine("stacked", problem(ZOO[name], zeros=True))
     assert not apart(expected(name), ran.clients), ran.how
 
 
 @pytest.mark.parametrize("examples", [10, pytest.param(40, marks=pytest.mark.slow)])
-def test_modules_put_together_at_random(examples: int) -> None:
+def test_random_compositions_of_modules(examples: int) -> None:
     options = settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     options(given(entries(), st.booleans())(check_agreement))()
 
