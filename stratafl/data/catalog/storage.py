@@ -87,9 +87,9 @@ class StoredDataset(DatasetArrays):
         shapes = ", ".join(f"{name} {getattr(self, name).dtype}{list(getattr(self, name).shape)}" for name in _ARRAYS)
         return f"{type(self).__name__}({self.name!r}, {self.kind}, {len(self.classes)} classes: {shapes})"
 
-    def tensors(self) -> DatasetTensors:
-        """Copy the arrays to tensors, each directly from its file."""
-        return DatasetTensors(*(torch.from_numpy(np.array(getattr(self, field))) for field in _ARRAYS))
+    def tensors(self, device: str | torch.device = "cpu") -> DatasetTensors:
+        """Copy the arrays to a device, each directly from its file."""
+        return DatasetTensors(*(torch.from_numpy(np.array(getattr(self, field))).to(device) for field in _ARRAYS))
 
 
 def data_root(root: str | Path | None = None) -> Path:
