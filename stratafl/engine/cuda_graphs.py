@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from stratafl.base.rng import PROCESS
 from stratafl.engine.chunk import ChunkState
 
 
@@ -112,14 +113,15 @@ def garbage_collection_paused() -> Iterator[None]:
 
     Freeing the memory of an earlier graph would end the capture of another.
     """
-    gc.collect()
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
+    with PROCESS:
+        gc.collect()
+        was_on = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_on:
+                gc.enable()
 
 
 def _capture(once: Callable[[], None], device: torch.device) -> Callable[[], None]:
