@@ -127,6 +127,8 @@ def check_forward(
         reason = f"the model looks up a code beyond its embedding of {min(lookups.table_sizes)} entries"
         raise InvalidInput(f"{field} inputs", f"values from {low} to {high}", reason)
     scores = find_scores(outputs)
+    if scores is not None and (classification or takes_classes(loss)):
+        _check_label_type(field, scores, targets)
     if classification:
         _classifies(field, outputs, scores, targets)
     classes = None
@@ -143,14 +145,18 @@ def check_forward(
     return classes
 
 
-def _classifies(field: str, outputs: Any, scores: Tensor | None, targets: Tensor) -> None:
-    """Refuse outputs without scores of classes, and targets that are no class indices."""
-    if scores is None:
-        raise InvalidInput("model output", describe_outputs(outputs), f"{WANTED}; or give a loss of your own")
+def _check_label_type(field: str, scores: Tensor, targets: Tensor) -> None:
+    """Refuse class labels that are floating; a probability of every class is no label."""
     if targets.is_floating_point() and targets.ndim < scores.ndim:
         kind = str(targets.dtype).removeprefix("torch.")
         reason = 'classes are whole numbers, such as y.long(); for other targets give a loss, such as "mse"'
         raise InvalidInput(f"{field} labels", kind, reason)
+
+
+def _classifies(field: str, outputs: Any, scores: Tensor | None, targets: Tensor) -> None:
+    """Refuse outputs without scores of classes, and targets that are no class indices."""
+    if scores is None:
+        raise InvalidInput("model output", describe_outputs(outputs), f"{WANTED}; or give a loss of your own")
     if not is_classification(scores, targets[:2]):
         raise InvalidInput(
             "model output",
