@@ -19,6 +19,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from stratafl.base.rng import PROCESS
 from stratafl.engine.batches import ChunkIndices, StepBatch
 from stratafl.engine.chunk import ChunkState
 
@@ -101,14 +102,15 @@ def garbage_collection_paused() -> Iterator[None]:
 
     Freeing the memory of an earlier graph would end the capture of another.
     """
-    gc.collect()
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
+    with PROCESS:
+        gc.collect()
+        was_on = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_on:
+                gc.enable()
 
 
 def _capture(once: Callable[[], None], device: torch.device) -> Callable[[], None]:

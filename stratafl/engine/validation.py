@@ -125,10 +125,10 @@ def check_forward(
 ) -> Classes | BinaryTargets | None:
     """Try the model on two samples, so that a mismatch is a one-line error before round 1.
 
-    Returns which labels the loss accepts, where that is known: the classes that the model scores, or
-    the two answers of a binary loss. All labels must be among them. classification: whether outputs
-    that are no scores of classes, and targets that are no labels, are errors, since no loss was
-    named.
+    Returns which labels the loss accepts, where that is known: the classes that the model scores,
+    or the two answers of a binary loss. All labels must be among them. classification: whether
+    outputs that are no scores of classes, and targets that are no labels, are errors, since no loss
+    was named.
     """
     subject.flat.eval()
     loss = subject.loss
@@ -151,6 +151,8 @@ def check_forward(
         )
         raise InvalidInput(f"{field} inputs", f"values from {low} to {high}", reason)
     scores = find_scores(outputs)
+    if scores is not None and (classification or takes_classes(loss)):
+        _check_label_type(field, scores, targets)
     if classification:
         _check_classification(field, outputs, scores, targets)
     accepted: Classes | BinaryTargets | None = None
@@ -171,15 +173,20 @@ def check_forward(
     return accepted
 
 
+def _check_label_type(field: str, scores: Tensor, targets: Tensor) -> None:
+    """Raise an error for class labels that are floating; a probability of every class is no
+    label."""
+    if targets.is_floating_point() and targets.ndim < scores.ndim:
+        kind = str(targets.dtype).removeprefix("torch.")
+        reason = 'classes are whole numbers, such as y.long(); for other targets give a loss, such as "mse"'
+        raise InvalidInput(f"{field} labels", kind, reason)
+
+
 def _check_classification(field: str, outputs: Any, scores: Tensor | None, targets: Tensor) -> None:
     """Raise an error for outputs without scores of classes, and targets that are no class
     indices."""
     if scores is None:
         raise InvalidInput("model output", describe_outputs(outputs), f"{WANTED}; or give a loss of your own")
-    if targets.is_floating_point() and targets.ndim < scores.ndim:
-        kind = str(targets.dtype).removeprefix("torch.")
-        reason = 'classes are whole numbers, such as y.long(); for other targets give a loss, such as "mse"'
-        raise InvalidInput(f"{field} labels", kind, reason)
     if not is_classification(scores, targets[:2]):
         raise InvalidInput(
             "model output",

@@ -1,4 +1,4 @@
-"""HTML page of the report, and the local server behind --serve."""
+"""HTML page of the report, and the local server behind --watch."""
 
 from __future__ import annotations
 

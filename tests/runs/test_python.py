@@ -242,9 +242,10 @@ def test_rounds_asked_for_one_by_one_are_kept_as_well(tmp_path: Path) -> None:
     first = study()
     first.save(tmp_path / "x", checkpoint_every=1)
     next(first)
+    (tmp_path / "link").symlink_to(tmp_path)
     again = study()
-    again.save(tmp_path / "x", checkpoint_every=1)
-    assert len(again.history) == 1, "the same process, as a notebook does"
+    again.save(tmp_path / "link/x", checkpoint_every=1)
+    assert len(again.history) == 1, "the same process, as a notebook does, and whatever leads to the folder"
     with pytest.raises(InvalidInput, match="this run was ended"):
         next(first)
     assert [record.round for record in again] == [2, 3]

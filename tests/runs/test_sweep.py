@@ -13,9 +13,11 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from stratafl import InvalidInput
 from stratafl.base.signals import Interrupted
+from stratafl.cli.main import app
 from stratafl.config.schema import Config
 from stratafl.metrics.objective import Goal
 from stratafl.runs import StoredRun, list_runs, read_run
@@ -170,6 +172,20 @@ def test_a_sweep_notes_its_target(tmp_path: Path) -> None:
     for text in ("[]", '{"target": 3}', "{", '{"target": {"metric": "loss", "value": "low", "sign": ""}}'):
         (tmp_path / "sweep.json").write_text(text)
         assert noted_target(tmp_path) is None
+
+
+def test_a_target_that_nothing_measures_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty column would not say why it is empty."""
+    config = 'model.name = "logistic"\nschedule.periods = [1, 1]\nrun = { rounds = 1, keep_state = true }\n'
+    config += 'data = { name = "synthetic", synthetic = { samples = 20, features = 3, classes = 2 } }\n'
+    for name, text in {"base.toml": config, "study.toml": 'config = "base.toml"\ntarget = "f1 >= 0.5"\n'}.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    for words, field in (([], "target = 'f1 >= 0.5'"), (["--target", "f1=0.7"], "--target = 'f1=0.7'")):
+        ran = CliRunner().invoke(app, ["sweep", "study.toml", "--workers", "1", "--quiet", *words])
+        assert str(ran.exception) == f"{field}: these runs have accuracy, loss"
+    ran = CliRunner().invoke(app, ["sweep", "study.toml", "--workers", "1", "--quiet", "--target", "loss=9"])
+    assert ran.exit_code == 0 and "rounds to 9" in ran.output and len(list_runs(tmp_path / "runs")) == 1
 
 
 @pytest.mark.slow

@@ -81,6 +81,16 @@ def test_however_the_loss_is_named(loss: object, engine: str) -> None:
         run(labels(_6=-1), loss=loss, engine=engine)
 
 
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_floating_labels_are_named_as_such(loss: object) -> None:
+    with pytest.raises(InvalidInput, match=r"data labels = 'float32': classes are whole numbers, such as y\.long"):
+        run(LABELS.float(), loss=loss)
+
+
+def test_a_probability_of_every_class_is_a_target() -> None:
+    run(F.one_hot(LABELS).float(), loss="cross_entropy").run()
+
+
 @pytest.mark.parametrize(
     "loss", [None, "cross_entropy", F.nll_loss, nn.CrossEntropyLoss()], ids=["none", "name", "function", "module"]
 )
