@@ -14,7 +14,7 @@ import pytest
 
 from stratafl import InvalidInput
 from stratafl.config.schema import Config
-from stratafl.runs import StoredRun, list_runs, read_run
+from stratafl.runs import StoredRun, list_runs, provenance, read_run
 from stratafl.runs.format import RunLock
 from stratafl.runs.launch import Launch
 from stratafl.runs.provenance import Provenance, changes, changes_since, essence, identity
@@ -194,8 +194,27 @@ def test_a_folder_of_data_is_one_of_the_files(tmp_path: Path) -> None:
     config = {"data": {"name": str(images)}, "run": {}}
     before = Provenance.of(config)
     assert changes(before, config) == []
+    (images / "a.png").write_bytes(b"21")
+    assert changes(before, config) == ["images was changed"], "as many bytes"
+    (images / "a.png").write_bytes(b"12")
+    assert changes(before, config) == []
     (images / "b.png").write_bytes(b"3")
     assert changes(before, config) == ["images was changed"]
+
+
+@pytest.mark.parametrize("largest", [0, 1 << 30])
+def test_a_folder_may_be_known_by_names_and_sizes_alone(
+    largest: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a large one, and of the runs of earlier versions."""
+    (tmp_path / "a.png").write_bytes(b"12")
+    monkeypatch.setattr(provenance, "HASHED_FOLDER_SIZE", 0)
+    config = {"data": {"name": str(tmp_path)}, "run": {}}
+    before = Provenance.of(config)
+    monkeypatch.setattr(provenance, "HASHED_FOLDER_SIZE", largest)
+    assert changes(before, config) == []
+    (tmp_path / "a.png").write_bytes(b"123")
+    assert changes(before, config) == [f"{tmp_path.name} was changed"]
 
 
 def test_the_files_of_a_run_are_the_same_whatever_its_process_has_loaded(project: Path, monkeypatch) -> None:
