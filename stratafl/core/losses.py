@@ -141,7 +141,10 @@ LossLike = str | Mapping[str, Any] | Loss
 IGNORED = -100
 """Label that PyTorch's losses ignore by default."""
 
-OF_CLASSES = (F.cross_entropy, F.nll_loss, nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)
+OF_CLASSES = (
+    *(F.cross_entropy, F.nll_loss, F.multi_margin_loss),
+    *(nn.CrossEntropyLoss.forward, nn.NLLLoss.forward, nn.MultiMarginLoss.forward),
+)
 """Losses whose integer targets are classes; modules by their `forward`, which a user's subclass may
 override."""
 
@@ -203,6 +206,12 @@ def takes_classes(loss: Loss) -> bool:
     return _is_one_of(loss, OF_CLASSES)
 
 
+def target_of_no(loss: Loss) -> int | None:
+    """Target of the negative class in PyTorch's binary losses, 0 or -1; None for other losses. The
+    target of the positive class is 1."""
+    return 0 if _is_one_of(loss, OF_SHARES) else -1 if _is_one_of(loss, OF_SIGNS) else None
+
+
 def _is_one_of(loss: Loss, functions: Collection[Callable[..., Any]]) -> bool:
     """Whether a loss without its parameters is one of these functions, or a module with one of
     these as its `forward`."""
@@ -224,7 +233,8 @@ def _base_loss(loss: Loss) -> Callable[..., Any]:
     loss = unwrap_loss(loss)
     while isinstance(loss, functools.partial):
         loss = loss.func
-    return loss
+    owner = getattr(loss, "__self__", None)
+    return owner if isinstance(owner, nn.Module) and loss == owner.forward else loss
 
 
 def match_shapes(values: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -246,6 +256,18 @@ def _bce_with_logits(values: Tensor, targets: Tensor, pos_weight: float | None =
     weight = None if pos_weight is None else torch.as_tensor(pos_weight).to(values)
     return F.binary_cross_entropy_with_logits(*match_shapes(values, targets), pos_weight=weight)
 
+
+OF_SHARES = (
+    *(_bce_with_logits, F.binary_cross_entropy_with_logits, F.binary_cross_entropy, F.multilabel_soft_margin_loss),
+    *(nn.BCEWithLogitsLoss.forward, nn.BCELoss.forward, nn.MultiLabelSoftMarginLoss.forward),
+)
+"""Binary losses with targets from 0 to 1."""
+
+OF_SIGNS = (
+    *(F.soft_margin_loss, F.hinge_embedding_loss),
+    *(nn.SoftMarginLoss.forward, nn.HingeEmbeddingLoss.forward),
+)
+"""Binary losses with targets -1 and 1."""
 
 LOSSES: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
     "cross_entropy": (F.cross_entropy, ("label_smoothing", "ignore_index")),

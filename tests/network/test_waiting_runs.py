@@ -21,7 +21,7 @@ from stratafl.config.schema import Config
 from stratafl.cost.costs import PriceableRun
 from stratafl.cost.pricing import time_breakdown
 from stratafl.deploy.sites.topology import check_deployable
-from stratafl.engine.stacked import StackedEngine
+from stratafl.engine.factory import make_engine
 from stratafl.metrics.records import ClockedRound, RoundResult
 from stratafl.network.specification import Network, network, presets
 from stratafl.rules.registry import place
@@ -109,7 +109,7 @@ def test_every_engine_and_every_chunk(name: str) -> None:
     def run(engine: str, chunk: int | None = None) -> tuple[list[Any], torch.Tensor]:
         simulation = waiting(EVERY[name], engine=engine)
         if chunk is not None:
-            simulation.engine = StackedEngine(simulation.engine.training, chunk_size=chunk)
+            simulation.engine = make_engine("stacked", simulation.engine.training, chunk_size=chunk)
         times = [(record.clock_seconds, record.clock_total, record.late) for record in clocked(simulation)]
         return times, simulation.result().models[0]
 

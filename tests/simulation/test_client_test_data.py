@@ -185,8 +185,9 @@ def test_a_config_has_it() -> None:
         "run": {"rounds": 1, "evaluate_levels": [1, 2]},
     })  # fmt: skip
     sim = experiment(config)
-    assert sim.own_test is not None and sim.test is not None
-    assert 0 < sum(map(len, sim.own_test.clients)) <= len(sim.test[1])
+    test, client_test = sim.evaluator.test, sim.evaluator.client_test
+    assert client_test is not None and test is not None
+    assert 0 < sum(map(len, client_test.clients)) <= len(test[1])
     last = sim.run().history[-1]
     assert set(last.over_nodes) == {"1", "2"} and set(last.over_nodes["2"]["accuracy"]) == {
         "mean",
@@ -195,7 +196,7 @@ def test_a_config_has_it() -> None:
     }
     held = prepared(config.data, Tree.of("2x2"), 0)
     for client, samples in enumerate(held.clients):
-        tested = sim.test[1][sim.own_test.clients[client]]
+        tested = test[1][client_test.clients[client]]
         assert set(held.samples.targets_N[samples].tolist()) == set(tested.tolist())
 
 

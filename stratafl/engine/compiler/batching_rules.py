@@ -371,6 +371,12 @@ def bags(
     return PerClient(y.unflatten(0, (frame.clients, -1))), None, None, None
 
 
+def one_hot(frame: Context, op: Any, codes: Any, classes: int = -1) -> Any:
+    """One-hot vectors by PyTorch's operation, which refuses codes that are no class, as under vmap
+    it does not."""
+    return PerClient(op(frame.expanded(codes), classes))
+
+
 def masked_put(frame: Context, op: Any, x: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
     """One value written to all places of a mask, by which vmap cannot choose."""
     mask = indices[0]
@@ -500,6 +506,8 @@ BATCHING_RULES: dict[str, BatchingRule] = {
     # checks its input: beyond a client's table lies the next one's
     "embedding": embedding,
     "embedding_bag": bags,
+    # checks its input, which vmap leaves out
+    "one_hot": one_hot,
     # rows begin anywhere
     "view_as_complex": complex_pairs,
     # has a kernel for images that lie channels-last
