@@ -12,9 +12,10 @@ from torch import Tensor
 from stratafl.base.errors import InvalidInput, convert_errors
 from stratafl.base.rng import ALIKE, seeded_rng
 from stratafl.base.validation import check_choice, check_integer, check_number
+from stratafl.core.dry_run import ImpureFunction, dry_run
 from stratafl.core.flat_module import equal_with_nan
 from stratafl.core.optimizer import OPTIMIZERS, SGD, AdamW, LearningRate, Optimiser, constant, parse_optimizer
-from stratafl.core.rule import Proximal, Rule
+from stratafl.core.rule import Proximal, Rows, Rule
 
 CorrectionFn = Callable[[Tensor, Tensor], Tensor]
 """(model, gradient) -> gradient plus corrections and local terms of all rules on the path to the
@@ -155,10 +156,11 @@ def leaf(
     """Local update with the standard chain: corrections, clip by norm, weight decay, optimizer.
 
     optimiser: a name ("sgd", "adam", "adamw"), a table of a name and parameters, or an object with
-    `init` and `step`; SGD with `momentum` by default. optimiser_state: whether the optimizer starts
-    anew ("restart") or goes on ("keep") when a client gets a model from its parent. epochs: passes
-    over a client's own data between two synchronisations; the run's periods then leave out the
-    clients' level.
+        `init` and `step`; SGD with `momentum` by default.
+    optimiser_state: "restart" or "keep" the optimizer's state when a client gets a model from its
+        parent.
+    epochs: passes over a client's own data between two synchronisations; the run's periods then
+        leave out the clients' level.
     """
     stages: list[Stage] = [corrections]
     if clip_norm is not None:
@@ -194,11 +196,11 @@ def dry_run_client_update(leaf: Leaf, parameters: int, dtype: torch.dtype, devic
     """Dry run of a user's stages and optimizer on two rows; raises if they are not pure
     functions."""
     x_2P = torch.linspace(-1.0, 1.0, 2 * parameters, dtype=dtype, device=device).view(parameters, 2).T.contiguous()
-    dry_run_transforms(leaf.stages, x_2P)
-    dry_run_optimizer(leaf.optimiser, x_2P)
+    _dry_run_stages(leaf.stages, x_2P)
+    _dry_run_optimizer(leaf.optimiser, x_2P)
 
 
-def dry_run_transforms(stages: Sequence[Stage], x_2P: Tensor) -> None:
+def _dry_run_stages(stages: Sequence[Stage], x_2P: Tensor) -> None:
     """Try the stages on two clients in turn; raises if a result depends on earlier calls.
 
     Engines call stages in different orders, and all clients would share a stage's memory.
@@ -221,46 +223,34 @@ def dry_run_transforms(stages: Sequence[Stage], x_2P: Tensor) -> None:
             raise InvalidInput("leaf.stages", name, allowed)
 
 
-def dry_run_optimizer(optimiser: Optimiser, x_NP: Tensor) -> None:
-    """Try an optimizer for two steps on these rows, together and one by one; raises if its
-    functions are not pure, or a row depends on the others."""
+def _dry_run_optimizer(optimiser: Optimiser, x_NP: Tensor) -> None:
+    """Try an optimizer for two steps on these rows; raises if it is not a pure function of rows."""
     if type(optimiser) in OPTIMIZERS.values():
         return
     name = type(optimiser).__name__
+
+    def step(state: Rows, direction: Tensor, x: Tensor, lr: float) -> tuple[Rows, Tensor]:
+        result = optimiser.step(state, direction, x, lr)
+        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Mapping)):
+            raise ValueError("step must return two things, the next state and what is subtracted from the models")
+        after, change = result
+        for key, rows in {**after, "change": change}.items():
+            if not isinstance(rows, Tensor) or rows.dim() != 2 or len(rows) != len(x):
+                raise ValueError(f"{key} must be a matrix with {len(x)} rows, one per client")
+        if change.shape != x.shape or after.keys() != state.keys():
+            raise ValueError("step must give a state like the one of init, and a change of the model's shape")
+        return result
+
     with convert_errors("leaf.optimiser", name, "must be a value that does not change, such as a NamedTuple"):
         hash(optimiser)
     with convert_errors("leaf.optimiser", name, "fails on a row of numbers"):
-        together = _run_two_steps(optimiser, x_NP)
-        again = _run_two_steps(optimiser, x_NP)
-        alone = [_run_two_steps(optimiser, x_NP[i : i + 1]) for i in range(len(x_NP))]
-    if not all(equal_with_nan(a, b) for a, b in zip(together, again, strict=True)):
-        allowed = "returns something else when called again: all it remembers must be in its state"
-        raise InvalidInput("leaf.optimiser", name, allowed)
-    joined = [torch.cat(rows) for rows in zip(*alone, strict=True)]
-    if not all(torch.allclose(a, b, rtol=1e-3, equal_nan=True) for a, b in zip(together, joined, strict=True)):
-        raise InvalidInput("leaf.optimiser", name, "must give a client's row the same result alone and among others")
-
-
-def _run_two_steps(optimiser: Optimiser, x_NP: Tensor) -> list[Tensor]:
-    """The states and changes of two steps."""
-    state, results = optimiser.init(x_NP), []
-    for factor in (1.0, -0.5):
-        arguments = {**state, "x": x_NP, "direction": factor * x_NP.flip(1)}
-        before = {key: rows.clone() for key, rows in arguments.items()}
-        result = optimiser.step(state, arguments["direction"], x_NP, 0.1)
-        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Mapping)):
-            raise ValueError("step must return two things, the next state and what is subtracted from the models")
-        state, change_NP = result
-        for key, rows in arguments.items():
-            if not equal_with_nan(rows, before[key]):
-                raise ValueError(f"step changes {key} in place")
-        for key, rows in {**state, "change": change_NP}.items():
-            if not isinstance(rows, Tensor) or rows.dim() != 2 or len(rows) != len(x_NP):
-                raise ValueError(f"{key} must be a matrix with {len(x_NP)} rows, one per client")
-        if change_NP.shape != x_NP.shape or state.keys() != before.keys() - {"x", "direction"}:
-            raise ValueError("step must give a state like the one of init, and a change of the model's shape")
-        results += [*(rows for _, rows in sorted(state.items())), change_NP]
-    return results
+        try:
+            state = dry_run(optimiser.init, {"x": x_NP})
+            for factor in (1.0, -0.5):
+                direction_NP = factor * x_NP.flip(1)
+                state, _ = dry_run(step, {"state": state, "direction": direction_NP, "x": x_NP, "lr": 0.1})
+        except ImpureFunction as problem:
+            raise InvalidInput("leaf.optimiser", name, str(problem)) from None
 
 
 def client_update_of(update: Leaf | float | LearningRate) -> Leaf:

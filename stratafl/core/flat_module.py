@@ -81,7 +81,7 @@ class FlatModule:
 
     def flatten_module(self, module: nn.Module) -> tuple[Tensor, Tensor]:
         """The rows of a module of the same architecture."""
-        return self.flatten(_tensors(module))
+        return self._flatten(_tensors(module))
 
     def load_initial(self, values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The rows of a state dict; its frozen parameters and integer buffers are copied into the
@@ -91,20 +91,16 @@ class FlatModule:
         """
         tensors, values = _tensors(self.module), _first_names_only(self.module, values, "initial")
         defaults = {name: tensors[name] for name in _non_persistent(self.module) if name in self._buffer_shapes}
-        rows = self.flatten({**defaults, **values})
+        complete = {**defaults, **values}
+        for name in (*self._shapes, *self._buffer_shapes):
+            if name not in complete:
+                raise InvalidInput("initial", sorted(complete), f"lacks {name!r}")
         with torch.no_grad():
             for name in values.keys() - self._shapes.keys() - self._buffer_shapes.keys():
                 tensors[name].copy_(values[name])
-        return rows
+        return self._flatten(complete)
 
-    def flatten(self, values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The rows of a state dict."""
-        for name, shape in {**self._shapes, **self._buffer_shapes}.items():
-            if name not in values:
-                raise InvalidInput("initial", sorted(values), f"lacks {name!r}")
-            if values[name].shape != shape:
-                raise InvalidInput(f"initial.{name}", tuple(values[name].shape), f"must have the shape {tuple(shape)}")
-
+    def _flatten(self, values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         def joined(shapes: Mapping[str, torch.Size]) -> Tensor:
             parts = [values[name].detach().reshape(-1).to(self.dtype) for name in shapes]
             return torch.cat(parts) if parts else torch.empty(0, dtype=self.dtype)

@@ -207,8 +207,8 @@ def takes_classes(loss: Loss) -> bool:
 
 
 def target_of_no(loss: Loss) -> int | None:
-    """The target that means "no" in one of PyTorch's binary losses, 0 or -1; None for any other
-    loss. The target that means "yes" is 1."""
+    """Target of the negative class in PyTorch's binary losses, 0 or -1; None for other losses. The
+    target of the positive class is 1."""
     return 0 if _is_one_of(loss, OF_SHARES) else -1 if _is_one_of(loss, OF_SIGNS) else None
 
 
@@ -231,9 +231,10 @@ def ignore_index(loss: Loss) -> int:
 def _base_loss(loss: Loss) -> Callable[..., Any]:
     """The function or module of a loss without its parameters."""
     loss = unwrap_loss(loss)
-    function = loss.func if isinstance(loss, functools.partial) else loss
-    owner = getattr(function, "__self__", None)
-    return owner if isinstance(owner, nn.Module) and function == owner.forward else function
+    while isinstance(loss, functools.partial):
+        loss = loss.func
+    owner = getattr(loss, "__self__", None)
+    return owner if isinstance(owner, nn.Module) and loss == owner.forward else loss
 
 
 def match_shapes(values: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -260,13 +261,13 @@ OF_SHARES = (
     *(_bce_with_logits, F.binary_cross_entropy_with_logits, F.binary_cross_entropy, F.multilabel_soft_margin_loss),
     *(nn.BCEWithLogitsLoss.forward, nn.BCELoss.forward, nn.MultiLabelSoftMarginLoss.forward),
 )
-"""Binary losses whose targets are 0 and 1, or between them."""
+"""Binary losses with targets from 0 to 1."""
 
 OF_SIGNS = (
     *(F.soft_margin_loss, F.hinge_embedding_loss),
     *(nn.SoftMarginLoss.forward, nn.HingeEmbeddingLoss.forward),
 )
-"""Binary losses whose targets are -1 and 1."""
+"""Binary losses with targets -1 and 1."""
 
 LOSSES: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
     "cross_entropy": (F.cross_entropy, ("label_smoothing", "ignore_index")),

@@ -306,9 +306,9 @@ class OneThing(NamedTuple):
 
 
 IMPURE = {
-    "again": (Counting(Calls()), "all it remembers must be in its state"),
-    "neighbours": (Coupled(), "among others"),
-    "in place": (InPlace(), "changes m in place"),
+    "again": (Counting(Calls()), "what it remembers must be in what it returns"),
+    "neighbours": (Coupled(), "called with that node's row alone"),
+    "in place": (InPlace(), r"changes its argument state\['m'\] in place"),
     "forgets": (Forgetful(), "a state like the one of init"),
     "one thing": (OneThing(), "step must return two things, the next state and what is subtracted"),
 }

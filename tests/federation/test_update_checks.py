@@ -239,7 +239,7 @@ def test_the_limit_can_be_set_and_switched_off() -> None:
             study(update_limit=wrong)
 
 
-def test_only_rules_that_take_a_mean_are_limited_unless_asked_for() -> None:
+def test_by_default_only_rules_with_a_mean_are_limited() -> None:
     tree_rules = [rules.average(), rules.median(), rules.mtgc()]
     expected = {None: [DEFAULT_RATIO, None, DEFAULT_RATIO], 0: [None] * 3, 10: [10.0] * 3}
     for update_limit, ratios in expected.items():

@@ -55,7 +55,7 @@ def test_local_correction_costs_nothing() -> None:
     check(run("local_correction"), (E * T, E * T, E * T, E * T), (T, T, T, T))
 
 
-def test_group_correction_costs_what_the_group_s_correction_costs() -> None:
+def test_group_correction_costs_one_vector_per_global_round() -> None:
     result = run("group_correction")
     check(result, (E * T, E * T, E * T, E * T + T - 1), (T, T + 1, T, T + 1))
 
@@ -70,7 +70,7 @@ def test_a_restart_from_gradients_adds_one_exchange() -> None:
     check(result, clients, groups)
 
 
-def test_kept_corrections_need_the_group_s_model_at_every_meeting() -> None:
+def test_kept_corrections_need_the_group_s_model_at_every_sync() -> None:
     result = run({"name": "mtgc", "restart": "keep"})
     # E group models to correct with and the model from above to start from
     check(result, (E * T, E * T + T, E * T, E * T + T + T - 1), (T, T + 1, T, T + 1))

@@ -255,7 +255,7 @@ def test_no_test_data_no_metrics() -> None:
         run(metrics=["f1"], test=None)
 
 
-def test_outputs_that_need_too_much_room_are_refused_for_functions_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_outputs_are_refused_for_functions_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stratafl.engine.validation.WHOLE", 40 * 3 * 4 - 1)
     with pytest.raises(InvalidInput, match="more than 1 GiB"):
         run(metrics={"mine": lambda outputs, targets: 1.0})

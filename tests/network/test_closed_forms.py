@@ -143,7 +143,7 @@ def test_a_device_that_says_how_fast_it_computes() -> None:
     assert instance.devices.step_s_N == pytest.approx([0.5, 0.5])
 
 
-def test_a_tree_deeper_than_the_tiers_repeats_the_last_and_a_star_may_have_its_own() -> None:
+def test_deeper_trees_repeat_the_last_tier() -> None:
     network = Network.of({"tier": [MBIT, {"up_mbit_s": 1}], "leaf": {"step_s": 1}, "direct": {"up_mbit_s": 3}})
 
     def speeds(depth: int) -> list[float]:
@@ -165,7 +165,7 @@ def test_draws_are_the_runs_own_and_the_same_in_any_order() -> None:
 @pytest.mark.parametrize(
     "wait", [WAIT_FOR_ALL, WaitPolicy(first=1), WaitPolicy(first=2, late="counts")], ids=["all", "first", "buffer"]
 )
-def test_the_largest_and_the_smallest_quantities_still_give_numbers(wait: WaitPolicy) -> None:
+def test_extreme_quantities_have_finite_results(wait: WaitPolicy) -> None:
     most = {"latency_s": 1e60, "jitter_s": 1e60, "overhead_s": 1e60, "overhead_bytes": 1e60, "merge_s": 1e60,
             "up_watts": 1e60, "down_watts": 1e60, "merge_watts": 1e60, "money_per_gb_up": 1e60,
             "parent_money_per_hour": 1e60}  # fmt: skip

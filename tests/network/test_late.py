@@ -101,7 +101,7 @@ def test_time_and_learning_are_those_of_an_event_simulation(method: str, case: i
 
 
 @pytest.mark.parametrize("policy", [{"deadline": 0.2, "late": "counts"}, {"first": 0.5, "late": "counts"}])
-def test_of_those_at_work_a_share_is_taken_or_who_comes_by_a_deadline(policy: dict[str, Any]) -> None:
+def test_late_work_counts_with_a_share_or_a_deadline(policy: dict[str, Any]) -> None:
     """Expected times on a star whose links take no time and whose children compute for fixed
     times."""
     problem, network = LeastSquares(4, seed=1), {"tier": [{"up_mbit_s": 1e12}], "leaf": {"step_s": 1.0}}
@@ -217,7 +217,7 @@ def test_corrections_lead_to_the_optimum_of_the_synchronous_run(name: str, rules
 
 
 @pytest.mark.slow
-def test_corrections_that_begin_anew_lead_closer_the_longer_they_last() -> None:
+def test_longer_global_rounds_get_closer_with_reset_corrections() -> None:
     shape, wait = OFTEN["clients"]
     problem = LeastSquares(shape, seed=5)
     best, distances = problem.minimiser(), []
@@ -250,7 +250,7 @@ def test_what_siblings_learn_adds_up_to_zero(name: str, restart: str) -> None:
 # -- rules that say whether they can ---------------------------------------------------------------
 
 
-def test_every_registered_rule_trains_or_is_refused_with_the_reason() -> None:
+def test_every_rule_trains_or_is_refused_with_the_reason() -> None:
     problem, refused = LeastSquares("3x3", seed=7), set()
     for entry in entries():
         rules = [entry.rule()] * 2

@@ -180,7 +180,7 @@ def test_a_run_does_not_go_on_with_another_engine(tmp_path: Path) -> None:
         Launch.resume(path)
 
 
-def test_a_record_that_names_another_engine_than_its_checkpoints_is_refused(tmp_path: Path) -> None:
+def test_a_record_and_checkpoints_of_other_engines_are_refused(tmp_path: Path) -> None:
     path = interrupted(config(tmp_path, "convolutional", "loop"), tmp_path / "runs")
     (path / "run.json").write_text(json.dumps({**described(path), "engine": "vmap"}))
     with pytest.raises(InvalidInput, match=r"its checkpoint is of engine 'loop', and its run\.json of 'vmap'"):

@@ -274,7 +274,7 @@ def test_a_read_only_folder_is_one_line(tmp_path: Path) -> None:
     assert [line.split(" = ")[0] for line in done.stderr.splitlines()] == ["error: --runs", "error: file"]
 
 
-def test_a_limit_on_file_size_fails_a_checkpoint_and_spares_the_last(tmp_path: Path) -> None:
+def test_a_limit_on_file_size_keeps_the_last_checkpoint(tmp_path: Path) -> None:
     """A real failing write in this process; what is left is good."""
     launch = Launch.new(Config.of({**CONFIG, "model": {"name": "mlp", "hidden": [50]}}), "study", tmp_path)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -57,7 +57,7 @@ def test_killed_again_and_again(uninterrupted: tuple[str, Path], server: Server,
     assert contents(run) == contents(undisturbed)
 
 
-def test_stopped_within_a_round_after_the_group_round_in_progress(
+def test_a_signal_stops_a_run_after_the_current_group_round(
     uninterrupted: tuple[str, Path], server: Server, tmp_path: Path
 ) -> None:
     engine, undisturbed = uninterrupted

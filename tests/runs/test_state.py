@@ -169,7 +169,7 @@ def test_what_a_state_cannot_hold_is_said() -> None:
             load_like({"a": wrong}, {"a": wrong}, "here")
 
 
-def test_stop_at_ends_a_run_and_its_resumed_half_in_the_same_round(tmp_path: Path) -> None:
+def test_stop_at_ends_a_resumed_run_in_the_same_round(tmp_path: Path) -> None:
     uninterrupted = federation("mtgc", 2, rounds=60, leaf=0.3)
     uninterrupted.run()
     target = max(r.metrics["accuracy"] for r in uninterrupted.history[:20])

@@ -48,7 +48,7 @@ def test_a_grid_is_every_combination_with_the_seeds_fastest() -> None:
     assert config.model == CONFIG["model"]
 
 
-def test_keys_may_be_dotted_quoted_or_tables_and_one_value_is_no_part_of_a_name() -> None:
+def test_forms_of_keys_and_names_of_variants() -> None:
     same = [{"leaf.lr": [0.1]}, {"leaf": {"lr": [0.1]}}]
     for grid in same:
         (entry,) = Plan.of({"base": CONFIG, "grid": grid}, "study").entries
@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_said(values: dict, said: str) -> None:
 # -- running them ----------------------------------------------------------------------------------
 
 
-def test_done_is_skipped_interrupted_goes_on_and_a_failure_stops_nobody(tmp_path: Path) -> None:
+def test_a_sweep_skips_finished_runs_and_resumes_others(tmp_path: Path) -> None:
     good = {f"seed{seed}": Config.of({**BASE, "run": {**BASE["run"], "seed": seed}}) for seed in (1, 2)}
     plugin = tmp_path / "fatal.py"
     plugin.write_text("import os, sys\nprint('farewell', file=sys.stderr, flush=True)\nos._exit(7)\n")
@@ -273,7 +273,7 @@ def stored(*accuracies: float) -> StoredRun:
     return StoredRun(Path(), "n", "i", "done", "", len(rounds), len(rounds), "", "", {}, {}, rounds, {}, {})
 
 
-def test_mean_and_deviation_over_seeds_and_the_paper_s_sign_for_never() -> None:
+def test_mean_and_deviation_over_seeds_and_targets_missed() -> None:
     config = Config.of(CONFIG)
     groups = {"both": [(0.5, 0.9), (0.7, 0.8)], "one": [(0.1, 0.2), (0.75, 0.8)], "none": [(0.1, 0.2), (0.1, 0.1)]}
     entries = [PlannedRun(f"{g}{i}", g, config) for g, runs in groups.items() for i in range(len(runs))]

@@ -76,7 +76,7 @@ def test_every_node_is_evaluated_on_its_own() -> None:
             )
 
 
-def test_a_data_set_for_each_is_the_same_and_together_they_are_the_test_data() -> None:
+def test_data_sets_per_client_are_together_the_test_data() -> None:
     data_sets = [None if not samples else (TEST_X[samples], TEST_Y[samples]) for samples in OWN]
     data_sets[1] = TensorDataset(*data_sets[1])  # type: ignore[misc, assignment, call-overload]
     both, alone = run(test_partition=data_sets).run().history[-1], run(test_partition=data_sets, test=None).run()

@@ -73,7 +73,7 @@ def test_rounds_are_those_of_plain_pytorch(name: str, engine: str) -> None:
     assert result.history[-1].metrics["loss"] == pytest.approx(float(loss), abs=1e-12)
 
 
-def test_data_that_shares_memory_with_the_user_s_arrays_stays_as_it_is() -> None:
+def test_the_user_s_arrays_are_not_changed() -> None:
     inputs, targets = (tensor.numpy().copy() for tensor in data())
     before = inputs.copy(), targets.copy()
 

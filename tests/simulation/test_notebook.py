@@ -75,7 +75,7 @@ def test_a_plot_is_on_the_axes_given_and_shows_nothing(monkeypatch: pytest.Monke
         made(test=None).run().plot()
 
 
-def test_a_card_is_whole_and_small_and_takes_its_colours_from_the_page() -> None:
+def test_a_card_is_valid_small_and_uses_the_page_s_colours() -> None:
     simulation = made({"name": "fedprox", "mu": 0.1})
     before = simulation._repr_html_()
     assert "<svg" not in before, "no curve yet"

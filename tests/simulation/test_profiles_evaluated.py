@@ -14,7 +14,7 @@ from tests.metrics.evaluated import evaluated
 from tests.simulation.module_profiles import ENGINES, data, furthest, made, plain_rounds, run
 
 
-def test_a_loss_that_divides_by_weights_of_its_own_is_that_of_all_samples() -> None:
+def test_a_weighted_loss_is_evaluated_on_all_samples_at_once() -> None:
     random = torch.Generator().manual_seed(0)
     scores, labels = torch.randn(5000, 3, generator=random), torch.arange(5000).sort().values % 7 % 3
     weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 20.0]))

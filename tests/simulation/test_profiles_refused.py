@@ -34,7 +34,7 @@ class Codes(nn.Module):
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("wrong", [-1, 8, 1000])
-def test_a_code_beyond_the_vocabulary_is_said_before_the_first_round(wrong: int, engine: str) -> None:
+def test_codes_beyond_the_vocabulary_are_refused_before_the_run(wrong: int, engine: str) -> None:
     codes = torch.randint(8, (24, 5), generator=torch.Generator().manual_seed(0))
     codes[20, 3] = wrong
     with pytest.raises(InvalidInput, match="beyond its embedding of 8 entries"):
@@ -53,7 +53,7 @@ def test_a_model_may_bring_its_codes_into_the_vocabulary_itself() -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_code_computed_beyond_the_vocabulary_reads_nobody_s_entry(engine: str) -> None:
+def test_a_computed_code_beyond_the_vocabulary_reads_nothing(engine: str) -> None:
     """A code that does not follow from the smallest and largest inputs."""
     vocabulary = torch.tensor([0, 1, 8, 9])
     codes = vocabulary[torch.randint(4, (24, 5), generator=torch.Generator().manual_seed(0))]
@@ -69,7 +69,7 @@ def normed() -> nn.Module:
 
 
 @pytest.mark.parametrize(("batch", "names"), [(3, "0"), (1, "0, 1, 2"), (7, "1")])
-def test_a_batch_of_one_where_two_are_needed_is_said_before_the_first_round(batch: int, names: str) -> None:
+def test_a_batch_of_one_for_batch_norm_is_refused_before_the_run(batch: int, names: str) -> None:
     with pytest.raises(InvalidInput, match=f"leaves {names} a batch of one sample.*[0-9] would not") as problem:
         run(normed(), data(), batch=batch)
     assert "\n" not in str(problem.value)
@@ -78,7 +78,7 @@ def test_a_batch_of_one_where_two_are_needed_is_said_before_the_first_round(batc
     run(made(lambda: nn.Linear(4, 3)), data(), batch=batch).run()
 
 
-def test_training_that_fails_where_evaluation_does_not_is_one_line() -> None:
+def test_a_failure_in_training_mode_alone_is_one_line() -> None:
     class Fails(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             if self.training:
@@ -189,7 +189,7 @@ class Product(nn.Module):
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_a_precision_that_a_module_does_not_allow_is_no_traceback(precision: str) -> None:
+def test_an_unsupported_precision_is_one_line(precision: str) -> None:
     torch.manual_seed(0)
     inputs, labels = data()
     simulation = run(Product(), (inputs.float(), labels), "stacked", precision=precision)

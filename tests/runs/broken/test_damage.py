@@ -193,7 +193,7 @@ def test_a_checkpoint_does_not_grow_with_the_rounds(tmp_path: Path) -> None:
     assert abs(sizes[40] - sizes[10]) < 200
 
 
-def test_a_damaged_one_is_gone_after_the_next_good_one_and_two_are_kept(run: Path) -> None:
+def test_a_damaged_checkpoint_is_removed_and_two_are_kept(run: Path) -> None:
     flip(run / "checkpoints" / "000004" / "state.json")
     launch = Launch.resume(run)
     seen = []

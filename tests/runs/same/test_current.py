@@ -105,14 +105,14 @@ def test_a_moved_and_a_copied_project_know_their_runs(project: Path, tmp_path: P
     assert swept(project) == (True, [])
 
 
-def test_what_is_kept_and_how_it_is_computed_is_no_reason_to_run_again(project: Path) -> None:
+def test_storage_and_engine_are_no_reason_to_run_again(project: Path) -> None:
     swept(project)
     assert swept(project, checkpoint_every=1, keep_state=True, engine="loop") == (True, [])
     assert swept(project, precision="bf16") == (True, ["a: was computed in fp32, and is not again in bf16"])
     assert swept(project, update_factor=9)[0] is False
 
 
-def test_what_failed_in_another_precision_is_run_again_in_the_one_asked_for(project: Path) -> None:
+def test_a_failed_run_is_repeated_in_the_requested_precision(project: Path) -> None:
     launch = Launch.new(config_of(project, precision="bf16"), "a", project / "runs")
     launch.folder.set_status("failed", launch.place, "out of memory")
     launch.folder.close()
@@ -217,7 +217,7 @@ def test_a_folder_may_be_known_by_names_and_sizes_alone(
     assert changes(before, config) == [f"{tmp_path.name} was changed"]
 
 
-def test_the_files_of_a_run_are_the_same_whatever_its_process_has_loaded(project: Path, monkeypatch) -> None:
+def test_recorded_files_do_not_depend_on_loaded_modules(project: Path, monkeypatch) -> None:
     (project / "pulls.py").write_text("strength = 1\n")
     monkeypatch.syspath_prepend(project)
     alone = Provenance.of(config_of(project).as_dict())
@@ -232,7 +232,7 @@ def test_defaults_that_are_new_change_no_identity() -> None:
     assert essence(older) == essence(written)
 
 
-def test_a_rate_that_depends_on_how_long_a_run_is_makes_it_another_run() -> None:
+def test_a_schedule_over_all_rounds_depends_on_their_number() -> None:
     def of(rounds: int, schedule: Any) -> dict[str, Any]:
         return essence(Config.of({"leaf": {"schedule": schedule}, "run": {"rounds": rounds}}), extent=False)
 
@@ -259,7 +259,7 @@ def test_an_archive_of_before_is_still_understood(project: Path, tmp_path: Path)
     assert old.files == run.files and identity(old) == identity(run) and not changes_since(old, config_of(project))
 
 
-def test_a_run_that_went_on_by_force_is_not_what_its_config_computes(project: Path) -> None:
+def test_a_run_resumed_by_force_is_not_its_config_s_run(project: Path) -> None:
     launch = Launch.new(config_of(project), "study", project / "runs")
     launch.folder.close()
     with (project / "rule.py").open("a") as file:

@@ -77,7 +77,7 @@ def test_what_would_have_been_another_run_is_refused(
     assert (tmp_path / "x" / "rounds.jsonl").read_bytes() == before and read_run(tmp_path / "x").status == "done"
 
 
-def test_a_rate_that_nobody_can_look_into_is_compared_round_by_round(tmp_path: Path) -> None:
+def test_an_opaque_learning_rate_is_compared_round_by_round(tmp_path: Path) -> None:
     length = SimpleNamespace(rounds=2)
 
     def fading(round: int) -> float:
@@ -139,7 +139,7 @@ def test_a_rate_over_all_rounds_is_refused(tmp_path: Path) -> None:
         Launch.resume(run, config=Launch.changed(run, ["run.rounds=4"]))
 
 
-def test_a_sweep_goes_on_with_what_kept_its_state_and_repeats_the_rest(tmp_path: Path) -> None:
+def test_a_sweep_continues_kept_runs_and_repeats_the_rest(tmp_path: Path) -> None:
     def swept(**run: Any) -> tuple[list[str], Path | None]:
         said: list[str] = []
         (outcome,) = run_all({"a": config(**run)}, tmp_path, 1, say=said.append)
