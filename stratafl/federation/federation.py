@@ -385,7 +385,12 @@ class Federation:
         for observer in self.observers:
             observer.on_model_from_above(from_above)
         self.last_sync_level = top_level
-        return SyncResult(participants=self._participants(), rejected=rejected, renewed=bool(result.updated_M.any()))
+        return SyncResult(
+            top_level=top_level,
+            participants=self._participants(),
+            rejected=rejected,
+            renewed=bool(result.updated_M.any()),
+        )
 
     def _synchronize_level(self, level: int, is_overwritten: bool) -> AggregationResult:
         """Let the children of one level report, their parents aggregate, and the children take the
@@ -394,34 +399,16 @@ class Federation:
         is_overwritten: whether a model is about to come from above the parents, and replaces their
             answer.
         """
-        edge, nodes = self.edges[level], self._nodes[level]
-        children, parents = self.levels[level], self.levels[level - 1]
-        start = nodes.to_children(parents.broadcast[MODEL])
+        edge, children, parents = self.edges[level], self.levels[level], self.levels[level - 1]
         reporting_N = children.active_N
         if edge.late is not None:
             due_N = edge.late.reporting(children.rounds_begun - 1)
             reporting_N = self.tree.restrict(level, due_N) & children.is_pending_N
-        upload = sync.upload(
-            edge,
-            state=children.state,
-            channel=children.up_channel,
-            model_NP=children.model,
-            buffers_NB=children.buffers,
-            view=self._edge_view(level, start),
-            key=self._channel_key(level, children.rounds_begun, sender_level=level),
-        )
-        received = ReceivedUpdates(
-            message=upload.message,
-            reported_N=reporting_N & children.has_update_N,
-            lr_sum_N=children.lr_sum_N,
-        )
-        if edge.late is not None:
-            received = sync.rebase_late_updates(edge, children, received, start.dense(), self._syncs_of_parents(level))
+        upload, received = self._reports(level, reporting_N)
         before = AggregatorState(
             model_MP=parents.broadcast[MODEL], buffers_MB=parents.broadcast[BUFFERS], memory=parents.memory
         )
-        result = sync.aggregate(edge, nodes, before, received)
-
+        result = sync.aggregate(edge, self._nodes[level], before, received)
         is_answered = sync.answers_reports(edge.rule, is_overwritten)
         self.levels[level - 1] = self._after_aggregation(
             level - 1, result, broadcasts=is_answered or not is_overwritten
@@ -445,15 +432,31 @@ class Federation:
             observer.on_sync(LevelSynchronized(level=level, counts=counts, models=models))
         return result
 
-    def _edge_view(self, level: int, start: IndexedRows) -> Edge:
-        """Values that children and parents of an edge level know when the children report."""
-        children, parents = self.levels[level], self.levels[level - 1]
-        return Edge(
+    def _reports(self, level: int, reporting_N: np.ndarray) -> tuple[Upload, ReceivedUpdates]:
+        """Reports of the children, and what the parents receive from those in the mask."""
+        edge, nodes = self.edges[level], self._nodes[level]
+        children, broadcast = self.levels[level], self.levels[level - 1].broadcast
+        start = nodes.to_children(broadcast[MODEL])
+        view = Edge(
             start if children.pending is None else IndexedRows(children.pending.start_NP),
             children.correction,
-            self._nodes[level].column("lr sum", children.lr_sum_N, children.model),
-            path=self._sgd_path(level, children.buffers, parents.broadcast),
+            nodes.column("lr sum", children.lr_sum_N, children.model),
+            path=self._sgd_path(level, children.buffers, broadcast),
         )
+        upload = sync.upload(
+            edge,
+            state=children.state,
+            channel=children.up_channel,
+            model_NP=children.model,
+            buffers_NB=children.buffers,
+            view=view,
+            key=self._channel_key(level, children.rounds_begun, sender_level=level),
+        )
+        reported_N = reporting_N & children.has_update_N
+        received = ReceivedUpdates(message=upload.message, reported_N=reported_N, lr_sum_N=children.lr_sum_N)
+        if edge.late is not None:
+            received = sync.rebase_late_updates(edge, children, received, start.dense(), self._syncs_of_parents(level))
+        return upload, received
 
     def _after_aggregation(self, level: int, result: AggregationResult, broadcasts: bool) -> LevelState:
         """State of parents after aggregation; broadcasts: whether they send the result to their

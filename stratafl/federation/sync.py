@@ -191,6 +191,8 @@ class AggregationResult:
 class SyncResult:
     """Outcome of a synchronisation of several edge levels."""
 
+    top_level: int
+    """Topmost edge level that synchronised."""
     participants: list[int]
     """Numbers of the clients that took part."""
     rejected: list[Rejection]

@@ -25,6 +25,7 @@ from stratafl.distributed.checkpointing import check_full_state, gather_state, s
 from stratafl.distributed.communicator import Communicator
 from stratafl.federation.federation import Federation
 from stratafl.federation.local_parameters import ClientTrainer
+from stratafl.federation.sync import SyncResult
 from stratafl.federation.update_checks import Rejection
 from stratafl.metrics.communication import Communication, CommunicationMeter
 from stratafl.metrics.drift import Drift
@@ -239,13 +240,13 @@ class Simulation:
         self.ranks.connect()
         began = time.perf_counter()
         check_number("leaf.lr", self.leaf.lr(round), at_least=0, at_most=torch.finfo(self.flat.dtype).max)
-        top_level, renewed = self._train_and_synchronize(round)
-        if top_level > 1:
+        sync_result = self._train_and_synchronize(round)
+        if sync_result.top_level > 1:
             self._seconds += time.perf_counter() - began
             self.on_sync(self.meetings, self.meetings_per_round)
             return None
         evaluates = is_evaluation_round(round + 1, self.evaluate_every, self.rounds)
-        parts = self._rank_records(renewed, evaluates and self.evaluator.test is not None)
+        parts = self._rank_records(sync_result.renewed, evaluates and self.evaluator.test is not None)
         tree = self.federation.tree.whole
         result = merge_records(
             tree,
@@ -264,14 +265,13 @@ class Simulation:
         self._problem = all_refused_error(tree, self.history, warns=self.ranks.is_first)
         return result
 
-    def _train_and_synchronize(self, round: int) -> tuple[int, bool]:
-        """Train the clients and synchronise; return the topmost edge level that synchronised, and
-        whether its parents have a new model."""
+    def _train_and_synchronize(self, round: int) -> SyncResult:
+        """Train the clients until their next synchronisation, and count what it did."""
         if self._clipped_before is None:
             self._clipped_before = self.engine.clipped_steps
         steps, top_level = self.schedule.event(self.meetings)
-        trainer, federation = ClientTrainer(self.engine, self.home), self.federation
-        result = federation.train_and_synchronize(
+        trainer = ClientTrainer(self.engine, self.home)
+        result = self.federation.train_and_synchronize(
             trainer, round=round, first_step=self.step, steps=steps, top_level=top_level
         )
         self._rejected.append(result.rejected)
@@ -279,7 +279,7 @@ class Simulation:
         self._client_steps += sum(training.steps(self.leaf, client, steps) for client in result.participants)
         self.step += steps
         self.meetings += 1
-        return top_level, result.renewed
+        return result
 
     def _rank_records(self, renewed: bool, evaluates: bool) -> list[RankRecord]:
         """Collect the records of all ranks of the synchronisations since the last call; all ranks
