@@ -28,7 +28,7 @@ from stratafl.data.dataset import BinaryTargets, Classes
 from stratafl.data.inputs import Inputs, Pair, map_tensors, shape_of, tensors_of
 from stratafl.metrics.evaluation import CHUNK, WHOLE, evaluate
 from stratafl.metrics.metrics import Metric, has_classes, is_classification, metric_directions
-from stratafl.metrics.objective import Objective, stops_at
+from stratafl.metrics.objective import Objective, parse_stop_goals
 
 EMBEDDING_ARGUMENTS = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
 
@@ -248,7 +248,7 @@ def build_objective(
     if test is None:
         if names:
             raise InvalidInput("metrics", names, "there is no test data to measure them on")
-        return Objective(subject.loss, goals=stops_at(stop_at, stop_when, {}))
+        return Objective(subject.loss, goals=parse_stop_goals(stop_at, stop_when, {}))
     inputs, targets = test
     subject.flat.eval()
     with torch.no_grad():
@@ -265,7 +265,7 @@ def build_objective(
         with convert_errors("metrics", names):
             evaluate(subject.outputs, subject.loss, inputs[:CHUNK], targets[:CHUNK], metrics=metrics)
     better = metric_directions(metrics, accuracy=scores is not None and has_classes(scores, targets[:2]))
-    return Objective(subject.loss, metrics, better, stops_at(stop_at, stop_when, better))
+    return Objective(subject.loss, metrics, better, parse_stop_goals(stop_at, stop_when, better))
 
 
 def check_augmentation(augment: Augment, inputs: Inputs, seed: int) -> Inputs:

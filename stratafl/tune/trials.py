@@ -320,7 +320,7 @@ class _EarlyStopping:
         self.stop_reason: str | None = None
         self.limit: int | None = None
         self.diverged: int | None = None
-        launch.simulation.met = self.after_sync
+        launch.simulation.on_sync = self.after_sync
 
     def after_sync(self, meetings: int, of: int) -> None:
         """Check for a stop after every synchronisation of the leaves."""

@@ -14,6 +14,7 @@ from stratafl import leaf
 from stratafl.base.errors import InvalidInput
 from stratafl.core.client_update import Leaf, clip, corrections
 from stratafl.core.optimizer import SGD, Adam, AdamW, constant
+from stratafl.federation.local_parameters import ClientTrainer
 from tests.engine import pairs
 from tests.problems import LeastSquares, half_squares, root
 
@@ -130,17 +131,13 @@ def test_states_of_channels_last_filters_have_the_same_format() -> None:
 def test_absent_and_rejected_clients_keep_their_state() -> None:
     update = leaf(0.05, optimiser="adam", optimiser_state="keep")
     sim = pairs.federation(leaf=update, participation=[1.0, 1], rounds=3, diagnose="none")
+    trainer = ClientTrainer(sim.engine, sim.home)
     counts = torch.zeros(5, 1, dtype=torch.int64)
     for _ in range(3):
         for steps, top in sim.schedule.events():
-            sim.federation.begin_round()
-            active = torch.as_tensor(sim.federation.levels[-1].active_N)[:, None]
-            sim.federation.apply_training(
-                sim.engine.train(sim.federation.train_request(sim.step, steps, 0)), update.lr_sum(0, steps)
-            )
-            sim.federation.synchronize(top)
+            sim.federation.train_and_synchronize(trainer, round=0, first_step=sim.step, steps=steps, top_level=top)
             sim.step += steps
-            counts += steps * active
+            counts += steps * torch.as_tensor(sim.federation.levels[-1].active_N)[:, None]
             assert torch.equal(sim.federation.levels[-1].client_rows["steps"], counts)
             assert sim.federation.levels[-1].staged_client_rows == {}
     assert len(set(counts.flatten().tolist())) > 1

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stratafl import Tree, mtgc, place, scaffold
+from stratafl.federation.local_parameters import ClientTrainer
 from tests.problems import PERIODS, LeastSquares, root
 
 few = settings(max_examples=12, deadline=None, derandomize=True)
@@ -35,12 +36,8 @@ def test_corrections_sum_to_zero_per_parent(shape, restart, seed, participation)
     sim = problem.simulation(rules, rounds=2, participation=participation, seed=seed)
     moved = 0.0
     for steps, top in list(sim.schedule.events()) * 2:
-        federation = sim.federation
-        federation.begin_round()
-        if federation.needs_gradients:
-            federation.restart_from_gradients(sim.engine.gradients(federation.train_request(0, 1, 0)))
-        federation.apply_training(sim.engine.train(federation.train_request(0, steps, 0)), sim.leaf.lr_sum(0, steps))
-        federation.synchronize(top)
+        federation, trainer = sim.federation, ClientTrainer(sim.engine, sim.home)
+        federation.train_and_synchronize(trainer, round=0, first_step=0, steps=steps, top_level=top)
         for level in range(1, problem.tree.depth + 1):
             correction = federation.levels[level].correction
             moved = max(moved, float(correction.abs().max()))

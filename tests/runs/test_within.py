@@ -87,7 +87,7 @@ def test_a_left_round_knows_what_it_saw() -> None:
 
 def test_meetings_are_told_as_they_are_held() -> None:
     simulation, output = within("mtgc"), []
-    simulation.met = lambda meetings, of: output.append((meetings, of))
+    simulation.on_sync = lambda meetings, of: output.append((meetings, of))
     next(simulation)
     assert output == [(1, 4), (2, 4), (3, 4)], "the last one ends the round"
 

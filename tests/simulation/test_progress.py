@@ -112,7 +112,7 @@ def test_a_terminal_without_rich(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 def test_shown_where_asked_for(capsys: pytest.CaptureFixture) -> None:
     simulation = study()
-    met = simulation.met
+    on_sync = simulation.on_sync
     simulation.run(progress=True)
     assert len(capsys.readouterr().err.splitlines()) == 2
-    assert simulation.met is met
+    assert simulation.on_sync is on_sync
