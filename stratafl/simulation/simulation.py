@@ -237,7 +237,7 @@ class Simulation:
 
     def _advance(self) -> RoundResult | None:
         round = len(self.history)
-        self.ranks.connect()
+        self.ranks.create_groups()
         began = time.perf_counter()
         check_number("leaf.lr", self.leaf.lr(round), at_least=0, at_most=torch.finfo(self.flat.dtype).max)
         sync_result = self._train_and_synchronize(round)
@@ -317,7 +317,7 @@ class Simulation:
         updates. It is raised once: a caller that calls again may continue."""
         problem, self._problem = self._problem, None
         if problem is not None:
-            self.ranks.agreed_on = problem
+            self.ranks.common_error = problem
             raise problem
 
     def state(self, history: bool = True) -> StateDict:
@@ -363,7 +363,7 @@ class Simulation:
         with ranks.together():
             federation_state = federation.fitted(part["federation"])
             traffic_state = self.traffic.fitted(part["traffic"])
-        ranks.connect()
+        ranks.create_groups()
         federation.restore(federation_state)
         self.traffic.restore(traffic_state)
         self.history, self.step = [RoundResult.of(values) for values in shared["history"]], shared["step"]

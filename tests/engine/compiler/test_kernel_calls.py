@@ -153,7 +153,7 @@ def noted(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_kernels_are_called_as_ever(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_calls_and_copies_are_unchanged(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, actual = json.loads(EXPECTED.read_text())[name], noted(name, monkeypatch)
     assert actual["calls"] == expected["calls"]
     more = {op: count for op, count in actual["copies"].items() if count > expected["copies"].get(op, 0)}
