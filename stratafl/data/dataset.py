@@ -51,7 +51,7 @@ class Classes(NamedTuple):
         raise InvalidInput("model output", f"{self.size} classes", allowed)
 
 
-class Answers(NamedTuple):
+class BinaryTargets(NamedTuple):
     """Targets that a loss of yes or no accepts, which PyTorch does not check."""
 
     no: int
@@ -158,7 +158,7 @@ class LazySamples:
     targets_N: Tensor
     place: torch.device = CPU
     dtype: torch.dtype | None = None
-    accepted: Classes | Answers | None = None
+    accepted: Classes | BinaryTargets | None = None
     """Targets that the loss accepts, checked in every batch; None for all."""
     is_on_device = False
 

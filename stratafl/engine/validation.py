@@ -24,7 +24,7 @@ from stratafl.core.losses import (
     takes_classes,
     target_of_no,
 )
-from stratafl.data.dataset import Answers, Classes
+from stratafl.data.dataset import BinaryTargets, Classes
 from stratafl.data.inputs import Inputs, Pair, map_tensors, shape_of, tensors_of
 from stratafl.metrics.evaluation import CHUNK, WHOLE, evaluate
 from stratafl.metrics.metrics import Metric, has_classes, is_classification, metric_directions
@@ -122,11 +122,11 @@ class ModelUnderTest(NamedTuple):
 
 def check_forward(
     field: str, subject: ModelUnderTest, inputs: Inputs, targets: Tensor, classification: bool = False
-) -> Classes | Answers | None:
+) -> Classes | BinaryTargets | None:
     """Try the model on two samples, so that a mismatch is a one-line error before round 1.
 
     All labels are compared with those that the loss accepts, which are returned where these are
-    known: the classes that the model scores, or the answers to a question of yes or no.
+    known: the classes that the model scores, or the targets of a loss of yes or no.
     classification: refuse outputs and targets that are none, since no loss was named.
     """
     subject.flat.eval()
@@ -152,7 +152,7 @@ def check_forward(
     scores = find_scores(outputs)
     if classification:
         _classifies(field, outputs, scores, targets)
-    accepted: Classes | Answers | None = None
+    accepted: Classes | BinaryTargets | None = None
     if takes_classes(loss) and scores is not None and is_classification(scores, targets[:2]):
         accepted = Classes(scores.shape[1], ignore_index(loss))
         accepted.check(field, targets)
@@ -165,7 +165,7 @@ def check_forward(
         raise InvalidInput("loss", getattr(loss, "__name__", loss), "must give one number")
     no = target_of_no(loss)
     if no is not None:
-        accepted = Answers(no)
+        accepted = BinaryTargets(no)
         accepted.check(field, targets)
     return accepted
 
