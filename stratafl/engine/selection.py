@@ -303,7 +303,7 @@ def _candidates(
             yield Candidate(name, partial(CompiledGradients, pads=True), reports_failure=False)
         yield Candidate(name, CompiledGradients)
         yield Candidate(name, partial(CompiledGradients, pads=pads, use_kernels=False), reports_failure=False)
-        yield Candidate(name, partial(CompiledGradients, functions_per_client=True), reports_failure=False)
+        yield Candidate(name, partial(CompiledGradients, opaque_functions=True), reports_failure=False)
 
 
 def _describe(name: GradientMethodName, failures: list[str], on_trial: Sequence[BatchedGradients]) -> str:
