@@ -165,10 +165,12 @@ class CompiledGradients:
     """Gradients by the captured program: one forward and one backward pass for all clients with
     batches of the same length, or for all clients where batches may be padded."""
 
-    def __init__(self, task: GradientTask, pads: bool = False, apart: bool = False, use_kernels: bool = True):
-        """`pads`: whether batches are padded to the longest; `apart`: whether autograd functions of
-        a user are called for one client after another; `use_kernels`: whether the device's kernels
-        replace operations."""
+    def __init__(
+        self, task: GradientTask, pads: bool = False, opaque_functions: bool = False, use_kernels: bool = True
+    ):
+        """`pads`: whether batches are padded to the longest; `opaque_functions`: whether autograd
+        functions of a user are called for one client after another; `use_kernels`: whether the
+        device's kernels replace operations."""
         flat, device = task.flat, task.inputs.device
         self._mixed_precision = MixedPrecision(task.precision, device, flat.dtype, cache_casts=False)
         self.flat, self.precision, self.pads = flat, self._mixed_precision.precision, pads
@@ -176,7 +178,7 @@ class CompiledGradients:
         self._kernels = kernels.backend_for(device, flat.dtype) if use_kernels else None
         self._backend = self._kernels or kernels.TORCH_BACKEND
         self._losses = PerClientLoss(task.loss, flat.dtype, self._backend, task.class_indices)
-        self._all_outputs, self._apart = not isinstance(task.loss, LossOnScores), apart
+        self._all_outputs, self._opaque_functions = not isinstance(task.loss, LossOnScores), opaque_functions
         self._filters: set[str] | None = None
         self.layout = ParameterLayout(flat)
         if self._backend.convert_filters is not None:
@@ -232,7 +234,9 @@ class CompiledGradients:
         return program
 
     def _capture(self, inputs_B: Inputs) -> BatchedProgram:
-        return BatchedProgram(self.flat, inputs_B, self._all_outputs, self._apart, self._kernels, self._filters)
+        return BatchedProgram(
+            self.flat, inputs_B, self._all_outputs, self._opaque_functions, self._kernels, self._filters
+        )
 
     def _run(self, program: BatchedProgram, part: _Part, squared_norms: list[Tensor] | None) -> None:
         """Write the gradients of these clients, and what becomes of their buffers."""

@@ -229,7 +229,7 @@ class OpCounter(OpObserver):
         return result
 
 
-class CoarsestDtype(OpObserver):
+class RoundingObserver(OpObserver):
     """Records the coarsest rounding error of all results, since a module may compute a part of
     itself in another type."""
 

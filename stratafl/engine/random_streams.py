@@ -113,8 +113,8 @@ def round_down(values: Tensor, dtype: torch.dtype) -> Tensor:
     return values if bits == 53 else (values * 2.0**bits).floor_().mul_(2.0**-bits).to(dtype)
 
 
-def multinomial(source: RandomSource, weights: Tensor, count: int, replacement: bool) -> Tensor:
-    """`torch.multinomial` along the last axis, with any axes in front."""
+def multinomial(source: RandomSource, weights: Tensor, count: int, replacement: bool = False) -> Tensor:
+    """`torch.multinomial` along the last axis, with any number of axes before it."""
     shape, classes = weights.shape[:-1], weights.shape[-1]
     if not replacement:
         ratio = weights.double() / source.exponential(weights.shape, weights.device)
@@ -286,10 +286,6 @@ def _log_normal(source: RandomSource, func: Any, x: Tensor, mean: float = 1.0, s
     return x.copy_((source.normal(x.shape, x.device) * std + mean).exp_())
 
 
-def _multinomial(source: RandomSource, func: Any, weights: Tensor, count: int, replacement: bool = False) -> Tensor:
-    return multinomial(source, weights, count, replacement)
-
-
 def _rrelu(
     source: RandomSource,
     func: Any,
@@ -326,7 +322,7 @@ RANDOM_OP_HANDLERS: dict[Any, Handler] = {
     "normal": _normal,
     "exponential_": _exponential,
     "log_normal_": _log_normal,
-    "multinomial": _multinomial,
+    "multinomial": lambda source, func, *args, **options: multinomial(source, *args, **options),
     "rrelu_with_noise": _rrelu,
     "rrelu_with_noise_": _rrelu,
     "rrelu_with_noise_functional": _rrelu,

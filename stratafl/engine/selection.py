@@ -26,7 +26,7 @@ from stratafl.engine.batches import ClientBatches
 from stratafl.engine.compiler.capture import UnsupportedModule
 from stratafl.engine.compiler.padding import can_pad
 from stratafl.engine.gradients import BatchedGradients, CompiledGradients, GradientTask, VmapGradients, in_module_order
-from stratafl.engine.module_profile import PROBE_SAMPLES, CoarsestDtype, ModuleProfile, nested, sanitise_samples
+from stratafl.engine.module_profile import PROBE_SAMPLES, ModuleProfile, RoundingObserver, nested, sanitise_samples
 from stratafl.engine.precision import Precision, float32_matmul_precision
 from stratafl.engine.random_streams import ClientStream, client_rng
 
@@ -135,7 +135,7 @@ def _loop_trials(
     """Trials on each of the trial batches, with the results of the module for one client alone."""
     batches = [_cast_batch(batch, flat.dtype) for batch in _trial_batches(task)]
     results: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-    rounding = CoarsestDtype()
+    rounding = RoundingObserver()
     for batch in batches:
         for client, length in enumerate(batch.length_C.tolist()):
             # most clients have the same batch in all trials: their gradient is computed once
@@ -303,7 +303,7 @@ def _candidates(
             yield Candidate(name, partial(CompiledGradients, pads=True), reports_failure=False)
         yield Candidate(name, CompiledGradients)
         yield Candidate(name, partial(CompiledGradients, pads=pads, use_kernels=False), reports_failure=False)
-        yield Candidate(name, partial(CompiledGradients, apart=True), reports_failure=False)
+        yield Candidate(name, partial(CompiledGradients, opaque_functions=True), reports_failure=False)
 
 
 def _describe(name: GradientMethodName, failures: list[str], on_trial: Sequence[BatchedGradients]) -> str:
