@@ -73,12 +73,11 @@ class UserCodeError(InvalidInput):
         exception's own class still does.
         """
         kind: Any = type(problem)
-        combined: type[UserCodeError] = _of_kind(kind)
-        return combined
+        return _with_class(kind)
 
 
 @functools.cache
-def _of_kind(kind: type[BaseException]) -> type[UserCodeError]:
+def _with_class(kind: Any) -> type[UserCodeError]:
     ends = SystemExit, StopIteration, StopAsyncIteration  # which Python itself would hear
     if issubclass(UserCodeError, kind) or issubclass(kind, ends):
         return UserCodeError
@@ -99,9 +98,9 @@ class MissingExtra(ImportError):
         super().__init__(f"{feature} needs the package {package}: pip install {package_name}")
 
 
-def unknown_name(field: str, name: object, known: Iterable[str]) -> InvalidInput:
+def unknown_name(field: str, name: object, names: Iterable[str]) -> InvalidInput:
     """Build the error about an unknown name, with the nearest known one."""
-    choices = sorted(known)
+    choices = sorted(names)
     text = name[:LONGEST] if isinstance(name, str) else format_value(name)
     begun = [choice for choice in choices if text and choice.startswith(text)]
     near = begun or difflib.get_close_matches(text, choices, n=1, cutoff=0.5)

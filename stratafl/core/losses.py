@@ -140,7 +140,10 @@ LossLike = str | Mapping[str, Any] | Loss
 IGNORED = -100
 """The label that the library's losses pass over, unless they are told of another."""
 
-OF_CLASSES = (F.cross_entropy, F.nll_loss, nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)
+OF_CLASSES = (
+    *(F.cross_entropy, F.nll_loss, F.multi_margin_loss),
+    *(nn.CrossEntropyLoss.forward, nn.NLLLoss.forward, nn.MultiMarginLoss.forward),
+)
 """Losses whose whole-number targets are classes; of modules what they do, which a user's own kind
 may do otherwise."""
 
@@ -199,6 +202,12 @@ def takes_classes(loss: Loss) -> bool:
     return _is_one_of(loss, OF_CLASSES)
 
 
+def target_of_no(loss: Loss) -> int | None:
+    """The target that stands for no in one of PyTorch's losses of yes or no, 0 or -1; None for any
+    other loss. That of yes is 1."""
+    return 0 if _is_one_of(loss, OF_SHARES) else -1 if _is_one_of(loss, OF_SIGNS) else None
+
+
 def _is_one_of(loss: Loss, known: Collection[Callable[..., Any]]) -> bool:
     """Whether it comes down to one of these functions, or does what one of these modules does."""
     loss = _called(loss)
@@ -217,7 +226,9 @@ def ignore_index(loss: Loss) -> int:
 def _called(loss: Loss) -> Callable[..., Any]:
     """The function or module that a loss comes down to, without its parameters."""
     loss = unwrap_loss(loss)
-    return loss.func if isinstance(loss, functools.partial) else loss
+    called = loss.func if isinstance(loss, functools.partial) else loss
+    owner = getattr(called, "__self__", None)
+    return owner if isinstance(owner, nn.Module) and called == owner.forward else called
 
 
 def match_shapes(values: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -246,6 +257,18 @@ def _bce_with_logits(values: Tensor, targets: Tensor, pos_weight: float | None =
     weight = None if pos_weight is None else torch.as_tensor(pos_weight).to(values)
     return F.binary_cross_entropy_with_logits(*match_shapes(values, targets), pos_weight=weight)
 
+
+OF_SHARES = (
+    *(_bce_with_logits, F.binary_cross_entropy_with_logits, F.binary_cross_entropy, F.multilabel_soft_margin_loss),
+    *(nn.BCEWithLogitsLoss.forward, nn.BCELoss.forward, nn.MultiLabelSoftMarginLoss.forward),
+)
+"""Losses of yes or no whose targets are 0 and 1, or lie between."""
+
+OF_SIGNS = (
+    *(F.soft_margin_loss, F.hinge_embedding_loss),
+    *(nn.SoftMarginLoss.forward, nn.HingeEmbeddingLoss.forward),
+)
+"""Losses of yes or no whose targets are -1 and 1."""
 
 LOSSES: dict[str, Callable[..., Tensor]] = {
     "cross_entropy": F.cross_entropy,

@@ -13,18 +13,19 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.topology import Tree
-from stratafl.base.validation import repeated
+from stratafl.base.validation import name_and_params, repeated
 from stratafl.config.schema import Config, LeafConfig
 from stratafl.config.setup import import_plugins, rules_of
 from stratafl.core.client_update import Leaf
 from stratafl.core.participation import check_participation
 from stratafl.core.rule import Rule
 from stratafl.core.schedule import Schedule
-from stratafl.cost.legacy import flops_of
-from stratafl.network.messages import UNIT, MessageSizes, RecordedWorkload, message_sizes
+from stratafl.models.registry import build, count_parameters
+from stratafl.network.messages import UNIT, MessageSizes, RecordedWorkload, message_sizes, training_flops
 from stratafl.network.replay import Workload, leaf_steps, replay_rounds
 from stratafl.network.specification import Network, NetworkLike, network
 from stratafl.network.waiting import check_wait
@@ -263,3 +264,32 @@ def _traffic_differences(run: StoredRun, workload: Workload) -> list[str]:
         return []
     share = 100 * (recomputed - recorded) / recorded if recorded else 0.0
     return [f"{run.name}: recomputed bytes of its clients differ from its records by {share:+.2g} %"]
+
+
+IMAGES_28, IMAGES_32, TEXT = (1, 28, 28), (3, 32, 32), (80,)
+SHAPES: Mapping[str, tuple[int, ...]] = {
+    "cifar10": IMAGES_32, "cifar100": IMAGES_32, "cinic10": IMAGES_32, "mnist": IMAGES_28, "fashion_mnist": IMAGES_28,
+    "emnist_letters": IMAGES_28, "shakespeare": TEXT, "digits": (1, 8, 8), "synthetic": (60,),
+}  # fmt: skip
+"""Shape of one sample by data set: a stored run is priced without its data."""
+
+
+def flops_of(run: StoredRun, trained: int) -> float | None:
+    """Operations of training on one sample; None if the model cannot be created again, or would not
+    have as many parameters as were trained."""
+    data, classes = run.config.get("data"), run.tree["classes"]
+    shape = SHAPES.get(str(data.get("name"))) if isinstance(data, Mapping) else None
+    if shape is None or not isinstance(run.config.get("model"), Mapping):
+        return None
+    try:
+        name, params = name_and_params("model", run.config["model"])
+        with torch.device("meta"):
+            model = build(name, shape, len(classes), **params).eval()
+            sample = torch.zeros((1, *shape), dtype=torch.long if shape == TEXT else torch.float32)
+            flops = training_flops(lambda: model(sample))
+    except (InvalidInput, RuntimeError, NotImplementedError, TypeError):
+        return None
+    parameters = count_parameters(model)
+    # where nothing but models is sent, records do not tell parameters from buffers
+    with_buffers = parameters + sum(b.numel() for b in model.buffers() if b.is_floating_point())
+    return flops if trained in (parameters, with_buffers) else None

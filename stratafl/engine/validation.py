@@ -14,8 +14,17 @@ from stratafl.base.errors import InvalidInput, convert_errors, describe_exceptio
 from stratafl.base.rng import preserve_rng
 from stratafl.core.client_training import Augment
 from stratafl.core.flat_module import FlatModule
-from stratafl.core.losses import WANTED, Loss, describe_outputs, find_scores, ignore_index, output_bytes, takes_classes
-from stratafl.data.dataset import Classes
+from stratafl.core.losses import (
+    WANTED,
+    Loss,
+    describe_outputs,
+    find_scores,
+    ignore_index,
+    output_bytes,
+    takes_classes,
+    target_of_no,
+)
+from stratafl.data.dataset import BinaryTargets, Classes
 from stratafl.data.inputs import Inputs, Pair, map_tensors, shape_of, tensors_of
 from stratafl.metrics.evaluation import CHUNK, WHOLE, evaluate
 from stratafl.metrics.metrics import Metric, has_classes, is_classification, metric_directions
@@ -24,33 +33,45 @@ from stratafl.metrics.objective import Objective, stops_at
 EMBEDDING_ARGUMENTS = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
 
 
-class EmbeddingRangeCheck(TorchFunctionMode):
-    """Mode that records out-of-range indices of embedding lookups, and looks up entry 0 for
-    them."""
+class IndexRangeCheck(TorchFunctionMode):
+    """Mode that records out-of-range indices of embedding lookups and of one-hot vectors, and takes
+    index 0 for them.
+
+    On a GPU, and under `torch.func.vmap`, PyTorch does not check all of these.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.out_of_range: list[Tensor] = []
-        """Of each lookup: whether an index was out of range."""
+        """Of each call: whether an index was out of range."""
         self.table_sizes: list[int] = []
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        if func is not F.embedding:
-            return func(*args, **(kwargs or {}))
-        arguments = dict(zip(EMBEDDING_ARGUMENTS, args, strict=False)) | (kwargs or {})
-        codes, size = arguments["input"], len(arguments["weight"])
-        outside = (codes < 0) | (codes >= size)
+        kwargs = kwargs or {}
+        if func is F.embedding:
+            arguments = dict(zip(EMBEDDING_ARGUMENTS, args, strict=False)) | kwargs
+            valid = self._valid(arguments["input"], len(arguments["weight"]))
+            return func(**arguments | {"input": valid})
+        if func is F.one_hot:
+            arguments = dict(zip(("input", "num_classes"), args, strict=False)) | kwargs
+            indices, size = arguments["input"], arguments.get("num_classes", -1)
+            return func(indices if size < 0 else self._valid(indices, size), size)
+        return func(*args, **kwargs)
+
+    def _valid(self, indices: Tensor, size: int) -> Tensor:
+        """These indices, with 0 for those that are out of range."""
+        outside = (indices < 0) | (indices >= size)
         self.out_of_range.append(outside.any())
         self.table_sizes.append(size)
-        return func(**arguments | {"input": torch.where(outside, 0, codes)})
+        return torch.where(outside, 0, indices)
 
     @staticmethod
     def raise_if_out_of_range(out_of_range: Sequence[Tensor]) -> None:
-        """Raise the error that torch raises for one client's lookup."""
+        """Raise the error that torch raises for a single client."""
         if out_of_range and bool(torch.stack([lookup.any() for lookup in out_of_range]).any()):
-            raise IndexError("index out of range: a code lies beyond an embedding's vocabulary")
+            raise IndexError("index out of range: a code lies beyond an embedding's vocabulary or the one-hot classes")
 
     @staticmethod
     def mark(g_CP: Tensor, out_of_range: Sequence[Tensor]) -> Tensor:
@@ -101,16 +122,16 @@ class ModelUnderTest(NamedTuple):
 
 def check_forward(
     field: str, subject: ModelUnderTest, inputs: Inputs, targets: Tensor, classification: bool = False
-) -> Classes | None:
+) -> Classes | BinaryTargets | None:
     """Try the model on two samples, so that a mismatch is a one-line error before round 1.
 
-    All labels are compared with the classes that the model scores, which are returned where the
-    loss takes classes. classification: refuse outputs and targets that are none, since no loss was
-    named.
+    All labels are compared with those that the loss accepts, which are returned where these are
+    known: the classes that the model scores, or the answers to a question of yes or no.
+    classification: refuse outputs and targets that are none, since no loss was named.
     """
     subject.flat.eval()
     loss = subject.loss
-    lookups = EmbeddingRangeCheck()
+    lookups = IndexRangeCheck()
     try:
         with torch.no_grad(), lookups:
             outputs = subject.outputs(inputs[:2])
@@ -124,15 +145,17 @@ def check_forward(
     if any(bool(lookup) for lookup in lookups.out_of_range):
         codes = [samples for samples in tensors_of(inputs).values() if not samples.is_floating_point()]
         low, high = min(int(code.min()) for code in codes), max(int(code.max()) for code in codes)
-        reason = f"the model looks up a code beyond its embedding of {min(lookups.table_sizes)} entries"
+        reason = (
+            f"the model looks up a code beyond its embedding of {min(lookups.table_sizes)} entries, or one-hot classes"
+        )
         raise InvalidInput(f"{field} inputs", f"values from {low} to {high}", reason)
     scores = find_scores(outputs)
     if classification:
         _classifies(field, outputs, scores, targets)
-    classes = None
+    accepted: Classes | BinaryTargets | None = None
     if takes_classes(loss) and scores is not None and is_classification(scores, targets[:2]):
-        classes = Classes(scores.shape[1], ignore_index(loss))
-        classes.check(field, targets)
+        accepted = Classes(scores.shape[1], ignore_index(loss))
+        accepted.check(field, targets)
     try:
         value = loss(outputs, targets[:2].clone())
         scalar = isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point()
@@ -140,7 +163,11 @@ def check_forward(
         raise invalid_input("loss", getattr(loss, "__name__", loss), describe_exception(problem), problem) from problem
     if not scalar:
         raise InvalidInput("loss", getattr(loss, "__name__", loss), "must give one number")
-    return classes
+    no = target_of_no(loss)
+    if no is not None:
+        accepted = BinaryTargets(no)
+        accepted.check(field, targets)
+    return accepted
 
 
 def _classifies(field: str, outputs: Any, scores: Tensor | None, targets: Tensor) -> None:

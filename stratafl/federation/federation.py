@@ -30,7 +30,11 @@ from stratafl.federation.events import (
     ModelFromAbove,
     Observer,
     RoundBegan,
+    SyncCounts,
+    SyncModels,
+    TrainingBegan,
 )
+from stratafl.federation.local_parameters import ClientTrainer
 from stratafl.federation.state import LevelState, receives_broadcast
 from stratafl.federation.sync import (
     AggregationResult,
@@ -168,6 +172,31 @@ class Federation:
         self._change(level - 1, memory=memory)
         self._update_correction(level)
 
+    # -- a round -----------------------------------------------------------------------------------
+
+    def train_and_synchronize(
+        self, trainer: ClientTrainer, *, round: int, first_step: int, steps: int, top_level: int
+    ) -> SyncResult:
+        """Train the clients until their next synchronisation, and synchronise the edge levels up to
+        `top_level`.
+
+        round: number of the global round, which decides the learning rate.
+        first_step: number of local steps before.
+        """
+        self.begin_round()
+        if self.needs_gradients:
+            self.restart_from_gradients(trainer.gradients(self.train_request(first_step, 1, round)))
+        began = TrainingBegan(
+            top_level=top_level,
+            corrections=[level.correction for level in self.levels],
+            model_MP=self.levels[-2].broadcast[MODEL],
+        )
+        for observer in self.observers:
+            observer.on_training_begin(began)
+        result = trainer.train(self.train_request(first_step, steps, round))
+        self.apply_training(result, trainer.engine.leaf.lr_sum(round, steps))
+        return self.synchronize(top_level)
+
     # -- the start of a round ----------------------------------------------------------------------
 
     def begin_round(self) -> None:
@@ -299,7 +328,7 @@ class Federation:
             buffers=self._broadcast_buffers(),
             corrections=tuple(corrections),
             local_rules=tuple(local_rules),
-            clients=np.flatnonzero(self.levels[-1].active_N).tolist(),
+            clients=self._participants(),
             first_step=first_step,
             steps=steps,
             round=round,
@@ -324,7 +353,7 @@ class Federation:
         if self.has_path:
             start_MB = self.levels[-2].broadcast[BUFFERS][:, self._buffer_width :]
             start = self._rows_of_clients(self.tree.depth - 1, start_MB)
-            path_AP = start.take(np.flatnonzero(clients.active_N).tolist()) + result.path_AP
+            path_AP = start.take(self._participants()) + result.path_AP
             buffers_AB = append_sgd_path(buffers_AB, path_AP)
         previous = clients.staged_client_rows or clients.client_rows
         self.levels[-1] = replace(
@@ -358,7 +387,7 @@ class Federation:
         for observer in self.observers:
             observer.on_model_from_above(from_above)
         self.last_sync_level = top_level
-        return SyncResult(rejected=rejected, renewed=bool(result.updated_M.any()))
+        return SyncResult(participants=self._participants(), rejected=rejected, renewed=bool(result.updated_M.any()))
 
     def _synchronize_level(self, level: int, is_overwritten: bool) -> AggregationResult:
         """Let the children of one level report, their parents aggregate, and the children take the
@@ -367,29 +396,24 @@ class Federation:
         is_overwritten: whether a model is about to come from above the parents, and replaces their
             answer.
         """
-        edge, nodes, children, parents = (
-            self.edges[level],
-            self._nodes[level],
-            self.levels[level],
-            self.levels[level - 1],
-        )
+        edge, nodes = self.edges[level], self._nodes[level]
+        children, parents = self.levels[level], self.levels[level - 1]
         start = nodes.to_children(parents.broadcast[MODEL])
         reporting_N = children.active_N
         if edge.late is not None:
             due_N = edge.late.reporting(children.rounds_begun - 1)
             reporting_N = self.tree.restrict(level, due_N) & children.is_pending_N
-        known = self._edge_view(level, start)
         upload = sync.upload(
             edge,
             state=children.state,
             channel=children.up_channel,
             model_NP=children.model,
             buffers_NB=children.buffers,
-            known=known,
+            known=self._edge_view(level, start),
             key=self._channel_key(level, children.rounds_begun, sender_level=level),
         )
         received = ReceivedUpdates(
-            message=sync.decode_upload(edge, upload.payload, known),
+            message=upload.message,
             reported_N=reporting_N & children.has_update_N,
             lr_sum_N=children.lr_sum_N,
         )
@@ -404,21 +428,23 @@ class Federation:
         self.levels[level - 1] = self._after_aggregation(
             level - 1, result, broadcasts=is_answered or not is_overwritten
         )
-        synchronized = LevelSynchronized.from_result(
-            level,
-            children.model if edge.late is None else received.message[MODEL],
-            children.correction,
-            received=received,
-            before=before,
-            result=result,
-            takes_mean=edge.rule.reduce is None,
+        self._after_upload(level, upload, parents.broadcast, result, reporting_N, is_answered)
+        counts = SyncCounts(
+            reported_N=received.reported_N,
+            accepted_N=result.accepted_N,
             upload_bytes=row_bytes(upload.payload),
             broadcast_bytes=self.levels[level - 1].broadcast_bytes,
             is_answered=is_answered,
         )
+        models = SyncModels(
+            model_NP=children.model if edge.late is None else received.message[MODEL],
+            start_MP=before.model_MP,
+            correction_NP=children.correction,
+            result=result,
+            takes_mean=edge.rule.reduce is None,
+        )
         for observer in self.observers:
-            observer.on_sync(synchronized)
-        self._after_upload(level, upload, parents.broadcast, result, reporting_N, is_answered)
+            observer.on_sync(LevelSynchronized(level=level, counts=counts, models=models))
         return result
 
     def _edge_view(self, level: int, start: IndexedRows) -> Edge:
@@ -429,6 +455,36 @@ class Federation:
             children.correction,
             self._nodes[level].column("lr sum", children.lr_sum_N, children.model),
             path=self._sgd_path(level, children.buffers, parents.broadcast),
+        )
+
+    def _after_aggregation(self, level: int, result: AggregationResult, broadcasts: bool) -> LevelState:
+        """State of parents after aggregation; broadcasts: whether they send the result to their
+        children."""
+        parents, new = self.levels[level], result.state
+        # pending updates stay as they were reported while the others' rounds go on
+        changes_N = parents.active_N | ~self.levels[level].is_pending_N
+        changed = replace(
+            parents,
+            model=where_rows(changes_N, new.model_MP, parents.model),
+            buffers=where_rows(changes_N, new.buffers_MB, parents.buffers),
+            memory=new.memory,
+            lr_sum_N=parents.lr_sum_N + result.lr_sum_M,
+            has_update_N=parents.has_update_N | result.updated_M,
+        )
+        return self._broadcast(level, changed, new, mask_N=result.updated_M) if broadcasts else changed
+
+    def _broadcast(self, level: int, nodes: LevelState, aggregator: AggregatorState, mask_N: np.ndarray) -> LevelState:
+        """State of nodes of which those in the mask sent their aggregator state to their
+        children."""
+        edge = self.edges[level + 1]
+        round = self.levels[level + 1].rounds_begun if level + 1 < len(self.levels) else 0
+        key = self._channel_key(level + 1, round, sender_level=level)
+        channel, payload = sync.broadcast(edge, nodes.down_channel, aggregator, key)
+        return replace(
+            nodes,
+            broadcast=where_tables(mask_N, sync.decode_broadcast(edge, payload), nodes.broadcast),
+            broadcast_bytes=row_bytes(payload),
+            down_channel=where_tables(mask_N, channel, nodes.down_channel),
         )
 
     def _after_upload(
@@ -481,36 +537,6 @@ class Federation:
         )
         return known, upload.model_NP
 
-    def _after_aggregation(self, level: int, result: AggregationResult, broadcasts: bool) -> LevelState:
-        """State of parents after aggregation; broadcasts: whether they send the result to their
-        children."""
-        parents, new = self.levels[level], result.state
-        # pending updates stay as they were reported while the others' rounds go on
-        changes_N = parents.active_N | ~self.levels[level].is_pending_N
-        changed = replace(
-            parents,
-            model=where_rows(changes_N, new.model_MP, parents.model),
-            buffers=where_rows(changes_N, new.buffers_MB, parents.buffers),
-            memory=new.memory,
-            lr_sum_N=parents.lr_sum_N + result.lr_sum_M,
-            has_update_N=parents.has_update_N | result.updated_M,
-        )
-        return self._broadcast(level, changed, new, mask_N=result.updated_M) if broadcasts else changed
-
-    def _broadcast(self, level: int, nodes: LevelState, aggregator: AggregatorState, mask_N: np.ndarray) -> LevelState:
-        """State of nodes of which those in the mask sent their aggregator state to their
-        children."""
-        edge = self.edges[level + 1]
-        round = self.levels[level + 1].rounds_begun if level + 1 < len(self.levels) else 0
-        key = self._channel_key(level + 1, round, sender_level=level)
-        channel, payload = sync.broadcast(edge, nodes.down_channel, aggregator, key)
-        return replace(
-            nodes,
-            broadcast=where_tables(mask_N, sync.decode_broadcast(edge, payload), nodes.broadcast),
-            broadcast_bytes=row_bytes(payload),
-            down_channel=where_tables(mask_N, channel, nodes.down_channel),
-        )
-
     def _forward_from_above(self, level: int, top_level: int) -> None:
         """Hand a model that came from above the parents of an edge level on to them and to their
         children."""
@@ -524,6 +550,11 @@ class Federation:
         self._change(level, state=where_tables(reached_M[self.tree.parents[level]], forwarded, state))
 
     # -- values derived from the state -------------------------------------------------------------
+
+    def _participants(self) -> list[int]:
+        """Numbers of the clients that take part in the round under way."""
+        numbers: list[int] = np.flatnonzero(self.levels[-1].active_N).tolist()
+        return numbers
 
     def buffers(self, level: int) -> Tensor:
         """The modules' own buffers of all nodes of a level, without their SGD paths."""

@@ -115,14 +115,19 @@ class Upload:
     """The reports of children, and the states they lead to where they are accepted."""
 
     payload: Rows
+    message: Rows
+    """The payload as the parents decode it."""
     state: Rows
     """The rule's state."""
     channel: Rows
     """The channel's memory."""
     model_NP: Tensor
     """The children's models as their parents know them: the answer is compared with these."""
-    buffers_NB: Tensor
-    """The children's buffers as their parents know them."""
+
+    @property
+    def buffers_NB(self) -> Tensor:
+        """The children's buffers as their parents know them."""
+        return self.message[BUFFERS]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -178,20 +183,14 @@ class AggregationResult:
 class SyncResult:
     """Outcome of a synchronisation of several edge levels."""
 
+    participants: list[int]
+    """Numbers of the clients that took part."""
     rejected: list[Rejection]
     renewed: bool
     """Whether at least one of the topmost parents has a new model."""
 
 
-def rejections(tree: Tree, level: int, result: AggregationResult) -> list[Rejection]:
-    """Children whose updates were rejected, and parents whose result was."""
-    oversized = set(tree.owned_names(level, result.oversized_N))
-    children = tree.owned_names(level, result.nonfinite_N | result.oversized_N)
-    rejected = [Rejection(name, is_oversized=name in oversized) for name in children]
-    return rejected + [Rejection(name, is_oversized=False) for name in tree.owned_names(level - 1, result.failed_M)]
-
-
-# -- the children's side ---------------------------------------------------------------------------
+# -- the children report ---------------------------------------------------------------------------
 
 
 def upload(
@@ -216,43 +215,11 @@ def upload(
     is_exact = decoded[MODEL] is sent_NP
     return Upload(
         payload=payload,
+        message=decoded,
         state=state,
         channel=channel,
         model_NP=model_NP if is_exact else model_NP + (decoded[MODEL] - sent_NP),
-        buffers_NB=decoded[BUFFERS],
     )
-
-
-def apply_answer(rule: Rule, state: Rows, model_NP: Tensor, known: Edge) -> Rows:
-    """Children's states after their parents' new model, `known.merged`; `known.rate` is the
-    siblings' mean."""
-    return state if rule.down is None else rule.down(state, model_NP, known)
-
-
-def apply_from_above(rule: Rule, state: Rows, times: int = 1) -> Rows:
-    """Children's states after newer models came from above their parents."""
-    if rule.relay is not None:
-        for _ in range(times):
-            state = rule.relay(state)
-    return state
-
-
-def correction(rule: Rule, state: Rows, broadcast: Rows) -> Tensor | None:
-    """The correction that children's subtrees add to their gradients; broadcast: a row for each
-    child of what its parent sent."""
-    return rule.correction(state, extras_of(broadcast))
-
-
-def answers_reports(rule: Rule, is_overwritten: bool) -> bool:
-    """Whether parents send their new model to children that reported.
-
-    Also where a newer model is about to come from above and overwrites it (`is_overwritten`): some
-    rules learn from the result of their own synchronisation.
-    """
-    return rule.down is not None and not (is_overwritten and rule.relay is not None)
-
-
-# -- the parents' side -----------------------------------------------------------------------------
 
 
 def decode_upload(edge: EdgeLevel, payload: Rows, known: Edge) -> Rows:
@@ -260,24 +227,7 @@ def decode_upload(edge: EdgeLevel, payload: Rows, known: Edge) -> Rows:
     return edge.channels.up.decode(payload, known)
 
 
-def broadcast(edge: EdgeLevel, channel: Rows, state: AggregatorState, key: ChannelKey) -> tuple[Rows, Rows]:
-    """The channel's new memory, and the payload that parents send to their children."""
-    return edge.channels.down.encode(channel, broadcast_message(edge.rule, state), None, key)
-
-
-def decode_broadcast(edge: EdgeLevel, payload: Rows) -> Rows:
-    """Parents' broadcast as their children understand it."""
-    return edge.channels.down.decode(payload, None)
-
-
-def broadcast_message(rule: Rule, state: AggregatorState) -> Rows:
-    """The message of parents to their children: model, buffers and the rule's `note`."""
-    return {**rule.note(state.memory), MODEL: state.model_MP, BUFFERS: state.buffers_MB}
-
-
-def extras_of(broadcast: Rows) -> Rows:
-    """The part of a broadcast besides the model and its buffers: the rule's `note`."""
-    return {name: rows for name, rows in broadcast.items() if name not in (MODEL, BUFFERS)}
+# -- the parents aggregate and answer --------------------------------------------------------------
 
 
 def aggregate(
@@ -421,6 +371,66 @@ def _find_invalid(
             oversized_N = oversized_N | exceeds_ratio(tree, level, size_N, reference_M, present_N, ratio)
     present_N &= ~oversized_N
     return nonfinite_N, oversized_N | norm_outliers(tree, level, model_NP, start_MP, present_N, limits.norm_ratio)
+
+
+def rejections(tree: Tree, level: int, result: AggregationResult) -> list[Rejection]:
+    """Children whose updates were rejected, and parents whose result was."""
+    oversized = set(tree.owned_names(level, result.oversized_N))
+    children = tree.owned_names(level, result.nonfinite_N | result.oversized_N)
+    rejected = [Rejection(name, is_oversized=name in oversized) for name in children]
+    return rejected + [Rejection(name, is_oversized=False) for name in tree.owned_names(level - 1, result.failed_M)]
+
+
+def answers_reports(rule: Rule, is_overwritten: bool) -> bool:
+    """Whether parents send their new model to children that reported.
+
+    Also where a newer model is about to come from above and overwrites it (`is_overwritten`): some
+    rules learn from the result of their own synchronisation.
+    """
+    return rule.down is not None and not (is_overwritten and rule.relay is not None)
+
+
+def broadcast(edge: EdgeLevel, channel: Rows, state: AggregatorState, key: ChannelKey) -> tuple[Rows, Rows]:
+    """The channel's new memory, and the payload that parents send to their children."""
+    return edge.channels.down.encode(channel, broadcast_message(edge.rule, state), None, key)
+
+
+def decode_broadcast(edge: EdgeLevel, payload: Rows) -> Rows:
+    """Parents' broadcast as their children understand it."""
+    return edge.channels.down.decode(payload, None)
+
+
+def broadcast_message(rule: Rule, state: AggregatorState) -> Rows:
+    """The message of parents to their children: model, buffers and the rule's `note`."""
+    return {**rule.note(state.memory), MODEL: state.model_MP, BUFFERS: state.buffers_MB}
+
+
+def extras_of(broadcast: Rows) -> Rows:
+    """The part of a broadcast besides the model and its buffers: the rule's `note`."""
+    return {name: rows for name, rows in broadcast.items() if name not in (MODEL, BUFFERS)}
+
+
+# -- the children take the answer ------------------------------------------------------------------
+
+
+def apply_answer(rule: Rule, state: Rows, model_NP: Tensor, known: Edge) -> Rows:
+    """Children's states after their parents' new model, `known.merged`; `known.rate` is the
+    siblings' mean."""
+    return state if rule.down is None else rule.down(state, model_NP, known)
+
+
+def apply_from_above(rule: Rule, state: Rows, times: int = 1) -> Rows:
+    """Children's states after newer models came from above their parents."""
+    if rule.relay is not None:
+        for _ in range(times):
+            state = rule.relay(state)
+    return state
+
+
+def correction(rule: Rule, state: Rows, broadcast: Rows) -> Tensor | None:
+    """The correction that children's subtrees add to their gradients; broadcast: a row for each
+    child of what its parent sent."""
+    return rule.correction(state, extras_of(broadcast))
 
 
 # -- late updates ----------------------------------------------------------------------------------

@@ -31,8 +31,8 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from stratafl.base.errors import InvalidInput, unknown_name
-from stratafl.base.validation import check_choice, check_count_or_fraction, check_integer, check_number
+from stratafl.base.errors import InvalidInput
+from stratafl.base.validation import check_choice, check_count_or_fraction, check_integer, check_keys, check_number
 from stratafl.network.links import SiblingGroups
 
 FIRST = "must be a number, or a fraction with a point"
@@ -109,10 +109,7 @@ def _policy(value: Any, field: str) -> WaitPolicy:
         raise InvalidInput(field, value, reason)
     if not isinstance(value, Mapping) or not value:
         raise InvalidInput(field, value, KINDS)
-    keys = ("deadline", "first", "buffer", "late", "staleness")
-    for key in value:
-        if key not in keys:
-            raise unknown_name(f"{field} key", key, keys)
+    check_keys(field, value, ("deadline", "first", "buffer", "late", "staleness"))
     values = {key: entry for key, entry in value.items() if entry is not None}
     if "buffer" in values:
         if "first" in values or "deadline" in values or values.get("late", "counts") != "counts":

@@ -48,15 +48,16 @@ def figures(
     except OSError as problem:
         raise InvalidInput("--figures", str(folder), problem.strerror or str(problem)) from None
     metrics, main = select_metric(groups, metric)
-    written = _tables(folder, groups, metrics, main, targets)
+    table = columns(groups, metrics, main, targets)
+    texts = {folder / "summary.csv": as_csv(table), folder / "summary.tex": as_latex(table)}
+    for path, text in texts.items():
+        with atomic_write(path, sync=False) as file:
+            file.write(text.encode())
+    written = list(texts)
     for info in metrics:
-        unit = " (%)" if info.percent else ""
-        goals = targets if info == main else ()
-        panel = [("", info.name)]
-        factor = 100 if info.percent else 1
-        written += _plot_curves(
-            folder / slug(info.name), panel, f"test {escape_control(info.name)}{unit}", groups, goals, factor
-        )
+        unit, factor = (" (%)", 100) if info.percent else ("", 1)
+        label, goals = f"test {escape_control(info.name)}{unit}", targets if info == main else ()
+        written += _plot_curves(folder / slug(info.name), [("", info.name)], label, groups, goals, factor)
     names = list(dict.fromkeys(name for group in groups for name in group.mean.y))
     parts = [name.split(".") for name in names if name.startswith("drift.")]
     for quantity, (title, unit) in QUANTITIES.items():
@@ -67,21 +68,6 @@ def figures(
     if main is not None and targets:
         written += _plot_time_to_target(folder / "to_target", groups, main, targets[-1])
     return written
-
-
-def _tables(
-    folder: Path,
-    groups: Sequence[RunGroup],
-    metrics: Sequence[MetricInfo],
-    main: MetricInfo | None,
-    targets: Sequence[float],
-) -> list[Path]:
-    table = columns(groups, metrics, main, targets)
-    texts = {folder / "summary.csv": as_csv(table), folder / "summary.tex": as_latex(table)}
-    for path, text in texts.items():
-        with atomic_write(path, sync=False) as file:
-            file.write(text.encode())
-    return list(texts)
 
 
 def _plot_curves(

@@ -235,11 +235,6 @@ def targets_of(
     return targets
 
 
-def main_metric(metrics: Sequence[MetricInfo]) -> MetricInfo | None:
-    """Default metric for comparing groups."""
-    return metrics[0] if metrics else None
-
-
 def number_text(value: MeanStd | None, digits: int | None) -> str:
     """Format a value as "0.912 ± 0.003", or the mean of a single run."""
     if value is None:

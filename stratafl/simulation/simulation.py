@@ -18,21 +18,16 @@ from stratafl.base.state_dict import StateDict
 from stratafl.base.topology import Tree
 from stratafl.base.user_code import attribute_errors
 from stratafl.base.validation import check_integer, check_number
-from stratafl.core.channel import MODEL
 from stratafl.core.client_training import Engine
 from stratafl.core.client_update import Leaf, needs_sgd_path
-from stratafl.core.flat_module import FlatModule
 from stratafl.core.schedule import Schedule
-from stratafl.data.inputs import Pair
 from stratafl.distributed.checkpointing import check_full_state, gather_state, scatter_state
 from stratafl.distributed.communicator import Communicator
 from stratafl.federation.federation import Federation
-from stratafl.federation.local_parameters import ClientTrainer, LocalParameters
+from stratafl.federation.local_parameters import ClientTrainer
 from stratafl.federation.update_checks import Rejection
 from stratafl.metrics.communication import Communication, CommunicationMeter
 from stratafl.metrics.drift import Drift
-from stratafl.metrics.evaluation import EvaluationSums
-from stratafl.metrics.objective import Objective
 from stratafl.metrics.records import (
     PartialRecord,
     RankRecord,
@@ -43,13 +38,7 @@ from stratafl.metrics.records import (
 from stratafl.network.messages import RecordedWorkload
 from stratafl.network.virtual_clock import VirtualClock
 from stratafl.simulation.callbacks import Tracker, tracking
-from stratafl.simulation.evaluate import (
-    ClientTestData,
-    evaluate_level,
-    evaluate_model,
-    is_evaluation_round,
-    shard_for_rank,
-)
+from stratafl.simulation.evaluate import Evaluator, is_evaluation_round
 from stratafl.simulation.groups import Evaluation
 from stratafl.simulation.progress import ProgressBar, is_interactive
 from stratafl.simulation.result import Result, notebook_card
@@ -124,30 +113,23 @@ class Simulation:
         self,
         *,
         federation: Federation,
-        home: LocalParameters,
-        traffic: CommunicationMeter,
-        drift: Drift | None,
-        engine: Engine,
-        flat: FlatModule,
+        trainer: ClientTrainer,
         schedule: Schedule,
-        objective: Objective,
-        test: Pair | None,
-        own_test: ClientTestData | None,
+        evaluator: Evaluator,
         evaluation: Evaluation,
+        drift: Drift | None,
         ranks: Communicator,
         notes: Sequence[str] = (),
     ):
         self.ranks = ranks
         self.notes = tuple(notes)
         """Warnings about this run, logged once when it is set up."""
-        self.federation, self.engine, self.flat = federation, engine, flat
-        self.home = home
-        """The local parameters of the clients' models: the federation's rows are without them."""
-        self.traffic, self.drift = traffic, drift
+        self.federation, self.engine, self.home = federation, *trainer[:2]
+        self.flat = self.engine.training.flat
+        self.traffic, self.drift = CommunicationMeter(federation.tree), drift
         """Observers of the federation."""
-        self.schedule, self.objective = schedule, objective
-        self.test, self.own_test = test, own_test
-        """Test data of the root, and of each client's own."""
+        federation.observers = [self.traffic] if drift is None else [self.traffic, drift]
+        self.schedule, self.evaluator, self.objective = schedule, evaluator, evaluator.objective
         self.rounds, self.evaluate_every = evaluation.rounds, evaluation.evaluate_every
         self.evaluate_levels = tuple(evaluation.evaluate_levels)
         self.history: list[RoundResult] = []
@@ -262,8 +244,8 @@ class Simulation:
             self._seconds += time.perf_counter() - began
             self.met(self.meetings, self.meetings_per_round)
             return None
-        test = self.test if is_evaluation_round(round + 1, self.evaluate_every, self.rounds) else None
-        parts = self._rank_records(renewed, test)
+        evaluates = is_evaluation_round(round + 1, self.evaluate_every, self.rounds)
+        parts = self._rank_records(renewed, evaluates and self.evaluator.test is not None)
         tree = self.federation.tree.whole
         result = merge_records(
             tree,
@@ -285,34 +267,28 @@ class Simulation:
     def _train_and_synchronize(self, round: int) -> tuple[int, bool]:
         """Train the clients and synchronise; return the topmost edge level that synchronised, and
         whether its parents have a new model."""
-        federation, trainer = self.federation, ClientTrainer(self.engine, self.home)
         if self._clipped_before is None:
             self._clipped_before = self.engine.clipped_steps
         steps, top_level = self.schedule.event(self.meetings)
-        federation.begin_round()
-        if federation.needs_gradients:
-            federation.restart_from_gradients(trainer.gradients(federation.train_request(self.step, 1, round)))
-        if self.drift is not None and top_level == 1:
-            corrections = [level.correction for level in federation.levels]
-            self.drift.compare(corrections, federation.levels[-2].broadcast[MODEL])
-        request = federation.train_request(self.step, steps, round)
-        federation.apply_training(trainer.train(request), self.leaf.lr_sum(round, steps))
-        result = federation.synchronize(top_level)
+        trainer, federation = ClientTrainer(self.engine, self.home), self.federation
+        result = federation.train_and_synchronize(
+            trainer, round=round, first_step=self.step, steps=steps, top_level=top_level
+        )
         self._rejected.append(result.rejected)
         training = self.engine.training
-        self._client_steps += sum(training.steps(self.leaf, client, steps) for client in request.clients)
+        self._client_steps += sum(training.steps(self.leaf, client, steps) for client in result.participants)
         self.step += steps
         self.meetings += 1
         return top_level, result.renewed
 
-    def _rank_records(self, renewed: bool, test: Pair | None) -> list[RankRecord]:
-        """Every rank's record of the synchronisations since this was last asked; all ranks must
-        call it."""
+    def _rank_records(self, renewed: bool, evaluates: bool) -> list[RankRecord]:
+        """Collect the records of all ranks of the synchronisations since the last call; all ranks
+        must call it."""
         record = RankRecord(
             rejected=self._rejected,
             renewed=renewed,
-            evaluation=None if test is None else self._evaluate_root(test),
-            nodes=[] if test is None else self._evaluate_nodes(test),
+            evaluation=self.evaluator.evaluate_root(self.ranks, *self.rows(0)) if evaluates else None,
+            nodes=self._evaluate_nodes() if evaluates else [],
             client_bytes=self.traffic.communication.client_bytes,
             drift=None if self.drift is None else self.drift.pop_round(),
             clipped=self._clipped(),
@@ -366,7 +342,7 @@ class Simulation:
 
     def _within(self) -> StateDict:
         """The part of the present round that is done."""
-        parts = self._rank_records(renewed=False, test=None)
+        parts = self._rank_records(renewed=False, evaluates=False)
         self._before = self._before.append(PartialRecord.merge_ranks(self.federation.tree.whole, parts))
         return {"meetings": self.meetings, "seconds": self._seconds, **asdict(self._before)}
 
@@ -473,22 +449,13 @@ class Simulation:
             communication.restore(copy.deepcopy(counts))
         return communication
 
-    def _evaluate_root(self, test: Pair) -> EvaluationSums:
-        """The root's evaluation on this rank's share of the test data."""
-        (x_P,), (b_B,) = self.rows(0)
-        return evaluate_model(self.flat, self.objective, shard_for_rank(self.ranks, self.objective, test), x_P, b_B)
-
     def rows(self, level: int) -> tuple[Tensor, Tensor]:
         """Whole models and buffers of the nodes of a level. On several ranks, all must call it."""
         federation = self.federation
         model_NP, client_rows = federation.levels[level].model, federation.levels[-1].client_rows
         return self.home.whole_models(federation.tree, level, model_NP, federation.buffers(level), client_rows)
 
-    def _evaluate_nodes(self, test: Pair) -> list[dict[str, dict[str, float]]]:
+    def _evaluate_nodes(self) -> list[dict[str, dict[str, float]]]:
         """Metrics of the nodes of every evaluated level below the root."""
-        tree = self.federation.tree
-        node_test = test if self.own_test is None else self.own_test
-        levels = [level for level in self.evaluate_levels if level > 0]
-        return [
-            evaluate_level(tree, level, self.flat, self.objective, node_test, *self.rows(level)) for level in levels
-        ]
+        tree, levels = self.federation.tree, [level for level in self.evaluate_levels if level > 0]
+        return [self.evaluator.evaluate_level(tree, level, *self.rows(level)) for level in levels]

@@ -16,7 +16,7 @@ from stratafl.data.inputs import Inputs
 from stratafl.engine.validation import ModelUnderTest
 from stratafl.network.messages import MessageSizes, RecordedWorkload, message_sizes, scaled_sizes, training_flops
 from stratafl.network.replay import leaf_steps
-from stratafl.rules.checks import is_own
+from stratafl.rules.checks import has_user_functions
 
 
 def measured(
@@ -50,7 +50,7 @@ def _messages(rules: Sequence[Rule], leaf: Leaf, dtype: torch.dtype, x_P: Tensor
     sizes = rules, len(x_P), len(b_B), leaf, dtype
     try:
         with preserve_rng(x_P.device):
-            return message_sizes(*sizes, x_P.device) if any(map(is_own, rules)) else scaled_sizes(*sizes)
+            return message_sizes(*sizes, x_P.device) if any(map(has_user_functions, rules)) else scaled_sizes(*sizes)
     except Exception:
         # a rule or an optimiser of a user's may not bear an only child, which a run may never have
         return None

@@ -18,8 +18,7 @@ import pytest
 from PIL import Image
 
 from stratafl.base.errors import InvalidInput
-from stratafl.data.catalog.catalog import CIFAR10, CIFAR100, FASHION
-from stratafl.data.catalog.prepare import DatasetStatus, load, prepare
+from stratafl.data.catalog.prepare import CIFAR10, CIFAR100, FASHION, DatasetStatus, load, prepare
 
 TRAIN, TEST = 40, 20
 

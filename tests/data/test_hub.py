@@ -10,9 +10,8 @@ import pytest
 from PIL import Image
 
 from stratafl.base.errors import InvalidInput
-from stratafl.data.catalog.catalog import CIFAR10, CIFAR100, LETTERS, SOURCES
-from stratafl.data.catalog.prepare import load, prepare
-from stratafl.data.formats.shakespeare import ALPHABET, LENGTH, TRAIN_PER_ROLE
+from stratafl.data.catalog.prepare import CIFAR10, CIFAR100, LETTERS, SOURCES, load, prepare
+from stratafl.data.catalog.shakespeare import ALPHABET, LENGTH, TRAIN_PER_ROLE
 
 COARSE = [f"coarse {number}" for number in range(20)]
 FASHION = [

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratafl.base.errors import InvalidInput
+from stratafl.data.catalog import shakespeare
 from stratafl.data.catalog.prepare import load, prepare
-from stratafl.data.formats import shakespeare
-from stratafl.data.formats.shakespeare import ALPHABET, LENGTH, TEST_PER_ROLE, TRAIN_PER_ROLE
+from stratafl.data.catalog.shakespeare import ALPHABET, LENGTH, TEST_PER_ROLE, TRAIN_PER_ROLE
 
 ENOUGH = TRAIN_PER_ROLE + LENGTH + TEST_PER_ROLE
 

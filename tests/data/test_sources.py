@@ -14,8 +14,7 @@ import pytest
 
 from stratafl.base.errors import InvalidInput, MissingExtra
 from stratafl.data.catalog import storage
-from stratafl.data.catalog.catalog import CIFAR10, FILE
-from stratafl.data.catalog.prepare import NAMES, catalogue, describe, load, prepare
+from stratafl.data.catalog.prepare import CIFAR10, FILE, NAMES, catalogue, describe, load, prepare
 
 
 def _letters(path: Path, seed: int = 0) -> Path:

@@ -7,9 +7,7 @@ import torch
 from torch import nn
 
 from stratafl import simulate
-from stratafl.engine.compiler.capture import UnsupportedModule
-from stratafl.engine.loop import LoopEngine
-from stratafl.engine.stacked import StackedEngine
+from stratafl.engine.factory import make_engine
 from stratafl.simulation.simulation import Simulation
 
 SHAPES = {1: 4, 2: [2, 3], 3: [[2, 1], [1, 2]]}
@@ -36,12 +34,7 @@ def federation(rules="mtgc", depth: int = 2, model=perceptron, shape: tuple[int,
 
 def stacked(sim: Simulation, **options) -> Simulation:
     """The same run on the stacked engine, or on the loop where that cannot train the module."""
-    loop = sim.engine
-    assert isinstance(loop, LoopEngine)
-    try:
-        sim.engine = StackedEngine(loop.training, profile=loop.profile, **options)
-    except UnsupportedModule as unsupported:
-        sim.engine = LoopEngine(loop.training, how=str(unsupported), profile=loop.profile)
+    sim.engine = make_engine("stacked", sim.engine.training, **options)
     return sim
 
 

@@ -29,7 +29,7 @@ def lengths(method: CompiledGradients) -> list[int]:
 
 
 def test_the_program_that_was_used_last_is_kept_longest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gradients, "KEPT", 2)
+    monkeypatch.setattr(gradients, "MAX_PROGRAMS", 2)
     method, _ = chosen(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))
     for length in (5, 4, 5, 3):
         trained(method, [length])
@@ -39,7 +39,7 @@ def test_the_program_that_was_used_last_is_kept_longest(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("in_order", [True, False])
 def test_a_graph_keeps_the_constants_that_it_reads(in_order: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where rows come in another order than the program's."""
-    monkeypatch.setattr(gradients, "KEPT", 1)
+    monkeypatch.setattr(gradients, "MAX_PROGRAMS", 1)
     monkeypatch.setattr(cuda_graphs, "_capture", forgetting)
     sim = stacked(federation(model=lambda: Windowed().double()))
     engine, method = sim.engine, sim.engine._gradients

@@ -105,8 +105,9 @@ def test_by_the_operations_of_a_model(name: str) -> None:
         assert torch.equal(was, now), "looking at a module changes nothing"
 
 
-def test_nine_gradients_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two of the module's profile, one of the checks, six of the trial in float64."""
+def test_seven_gradients_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of the module's profile, one of the checks, four of the trial in float64: three clients
+    with full batches, and one of them with a shorter batch."""
     count, gradient = [], FlatModule.gradient
 
     def counted(self: FlatModule, *args: object, **kwargs: object) -> Tensor:
@@ -115,7 +116,7 @@ def test_nine_gradients_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(FlatModule, "gradient", counted)
     assert run().engine.how == "stacked"
-    assert len(count) == 9
+    assert len(count) == 7
 
 
 def test_neither_threads_nor_samples_matter() -> None:

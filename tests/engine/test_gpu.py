@@ -15,8 +15,7 @@ from stratafl import feddyn, simulate
 from stratafl.core.client_update import CorrectionFn, Leaf, leaf
 from stratafl.core.optimizer import SGD, constant
 from stratafl.data.transforms import flip_and_crop
-from stratafl.engine.factory import EngineName
-from stratafl.engine.stacked import StackedEngine
+from stratafl.engine.factory import EngineName, make_engine
 from stratafl.models.networks import lstm, mlp
 from stratafl.rules.registry import entries
 from stratafl.simulation.result import Result
@@ -184,7 +183,8 @@ def test_autocast_is_near_and_gives_the_same_bits(engine_name: EngineName, preci
 def test_same_bits_every_time_and_for_any_chunk(model: str, precision: str) -> None:
     def bits(chunk: int | None, capture: bool = True) -> list[bytes]:
         sim = federation(model, augment=flip_and_crop, engine="loop")
-        sim.engine = StackedEngine(sim.engine.training, chunk_size=chunk, precision=precision, cuda_graphs=capture)
+        options = {"chunk_size": chunk, "precision": precision, "cuda_graphs": capture}
+        sim.engine = make_engine("stacked", sim.engine.training, **options)
         result = sim.run()
         return [rows.cpu().numpy().tobytes() for rows in (*result.models, *result.corrections)]
 

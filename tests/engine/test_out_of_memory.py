@@ -23,7 +23,7 @@ from stratafl.engine.batches import ClientBatches
 from stratafl.engine.compiler import padding
 from stratafl.engine.compiler import program as capture
 from stratafl.engine.compiler.capture import trace_fx
-from stratafl.engine.gradients import PerClientLoss
+from stratafl.engine.gradients import GradientTask, PerClientLoss
 from stratafl.engine.validation import ModelUnderTest, check_single_sample_batches
 
 HOST = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
@@ -76,12 +76,12 @@ def of_losses(problem: BaseException) -> None:
 
 def of_trials(problem: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "copy_module", raising(problem))
-    selection.select_gradient_method(FlatModule(nn.Linear(4, 3)), LOSS, X, LABELS)
+    selection.select_gradient_method(GradientTask(FlatModule(nn.Linear(4, 3)), LOSS, X, LABELS))
 
 
 def of_a_method(problem: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "CompiledGradients", raising(problem))
-    selection.select_gradient_method(FlatModule(nn.Linear(4, 3)), LOSS, X, LABELS)
+    selection.select_gradient_method(GradientTask(FlatModule(nn.Linear(4, 3)), LOSS, X, LABELS))
 
 
 def of_padding(problem: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,9 @@ class Renormed(nn.Module):
 
 PLACES: dict[str, Callable[[BaseException, pytest.MonkeyPatch], object]] = {
     "a loss that is mapped": lambda problem, _: of_losses(problem),
-    "a trial": lambda problem, _: selection.select_gradient_method(training(problem).flat, LOSS, X, LABELS),
+    "a trial": lambda problem, _: selection.select_gradient_method(
+        GradientTask(training(problem).flat, LOSS, X, LABELS)
+    ),
     "the trial in float64": of_trials,
     "a method on trial": of_a_method,
     "a profile": lambda problem, _: module_profile.profile_module(training(problem)),

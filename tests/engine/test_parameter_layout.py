@@ -83,7 +83,7 @@ def test_there_and_back(of: list[int] | None) -> None:
     layout = ParameterLayout(flat, FILTERS)
     rows = torch.randn(4 if of is None else 2, flat.parameters, dtype=torch.float64)
     given, leaves, none = IndexedRows(rows, None if of is None else np.array(of)), [3, 0, 2], rows.new_empty(3, 0)
-    wanted, found = given.take(leaves), layout.some(given, leaves)
+    wanted, found = given.take(leaves), layout.take(given, leaves)
     assert not torch.equal(found, wanted)
     for name, view in layout.named(found, none).items():
         assert torch.equal(view, flat.unflatten(wanted, none)[name]), name
@@ -96,7 +96,7 @@ def test_only_rows_that_some_leaf_of_a_chunk_has_are_ordered() -> None:
     flat, ordered = FlatModule(convolutional()), []
     layout = ParameterLayout(flat, FILTERS, lambda given, out: ordered.append(len(out)) or copy(given, out))
     given = IndexedRows(torch.randn(6, flat.parameters, dtype=torch.float64), np.array([0, 0, 2, 5, 5, 2, 1]))
-    found = layout.some(given, [3, 5, 4])
+    found = layout.take(given, [3, 5, 4])
     assert set(ordered) == {2}
     back = torch.empty_like(found)
     layout.restore(found, back)
@@ -105,10 +105,10 @@ def test_only_rows_that_some_leaf_of_a_chunk_has_are_ordered() -> None:
 
 def test_what_is_no_row_of_parameters_stays_as_it_is() -> None:
     rate = IndexedRows(torch.randn(4, 1, dtype=torch.float64))
-    assert torch.equal(ParameterLayout(FlatModule(convolutional()), FILTERS).some(rate, [2, 1]), rate.take([2, 1]))
+    assert torch.equal(ParameterLayout(FlatModule(convolutional()), FILTERS).take(rate, [2, 1]), rate.take([2, 1]))
 
 
 def test_one_tap_or_one_channel_lies_the_same_either_way() -> None:
     flat = FlatModule(nn.Sequential(nn.Conv2d(1, 3, 3), nn.Conv2d(3, 2, 1)))
     rows = torch.randn(2, flat.parameters)
-    assert torch.equal(ParameterLayout(flat, ["0.weight", "1.weight"], copy).some(IndexedRows(rows), [0, 1]), rows)
+    assert torch.equal(ParameterLayout(flat, ["0.weight", "1.weight"], copy).take(IndexedRows(rows), [0, 1]), rows)

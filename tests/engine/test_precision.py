@@ -15,7 +15,7 @@ from stratafl.base.errors import InvalidInput
 from stratafl.core.flat_module import FlatModule
 from stratafl.data.batches import batch_indices
 from stratafl.engine import kernels
-from stratafl.engine.gradients import CompiledGradients
+from stratafl.engine.gradients import CompiledGradients, GradientTask
 from stratafl.engine.kernels import reference
 from stratafl.engine.precision import HALF_DTYPES, Precision, cudnn_disabled, float32_matmul_precision
 from stratafl.engine.selection import select_gradient_method
@@ -186,11 +186,10 @@ def test_a_method_is_tried_in_the_precision_it_is_for(
     monkeypatch.setattr(kernels, "TORCH_BACKEND", cutting)
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
-    found, how = select_gradient_method(
-        FlatModule(module), F.mse_loss, torch.randn(4, 5), 300 * torch.randn(4, 1), precision
-    )
-    assert found is not None and how == "stacked"
-    assert isinstance(found, CompiledGradients) and found.use_kernels == (largest > 300)
+    task = GradientTask(FlatModule(module), F.mse_loss, torch.randn(4, 5), 300 * torch.randn(4, 1), precision)
+    method, how = select_gradient_method(task)
+    assert how == "stacked"
+    assert isinstance(method, CompiledGradients) and method.use_kernels == (largest > 300)
 
 
 def test_evaluation_is_in_the_models_own_type() -> None:

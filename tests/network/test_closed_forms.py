@@ -11,7 +11,7 @@ from stratafl.base.topology import Tree
 from stratafl.core.schedule import Schedule
 from stratafl.cost.costs import RunCosts, costs
 from stratafl.network.instance import instantiate_network
-from stratafl.network.links import transfer_end_times
+from stratafl.network.links import Transfers, transfer_end_times
 from stratafl.network.messages import message_sizes
 from stratafl.network.replay import Workload, trace_round
 from stratafl.network.specification import Network
@@ -66,16 +66,16 @@ def test_children_share_a_pipe_fairly() -> None:
 
 def test_what_one_link_cannot_take_is_the_others() -> None:
     """A pipe of 10 with links of 2, 9 and 9: they get 2, 4 and 4; when the first is alone, 2."""
-    ends = transfer_end_times(np.zeros((1, 3)), np.array([[8.0, 4.0, 4.0]]), np.array([[2.0, 9.0, 9.0]]),
-                              np.array([10.0]), np.ones((1, 3), dtype=bool))  # fmt: skip
-    np.testing.assert_allclose(ends, [[4, 1, 1]])
+    transfers = Transfers(np.zeros((1, 3)), np.array([[8.0, 4.0, 4.0]]), np.array([[2.0, 9.0, 9.0]]),
+                          np.array([10.0]), np.ones((1, 3), dtype=bool))  # fmt: skip
+    np.testing.assert_allclose(transfer_end_times(transfers), [[4, 1, 1]])
 
 
 def test_a_later_transfer_takes_its_part_from_when_it_begins() -> None:
     """10 bytes alone at 10 per second for half a second, then two at 5 each."""
-    ends = transfer_end_times(np.array([[0.0, 0.5]]), np.array([[10.0, 10.0]]), np.array([[10.0, 10.0]]),
-                              np.array([10.0]), np.ones((1, 2), dtype=bool))  # fmt: skip
-    np.testing.assert_allclose(ends, [[1.5, 2.0]])
+    transfers = Transfers(np.array([[0.0, 0.5]]), np.array([[10.0, 10.0]]), np.array([[10.0, 10.0]]),
+                          np.array([10.0]), np.ones((1, 2), dtype=bool))  # fmt: skip
+    np.testing.assert_allclose(transfer_end_times(transfers), [[1.5, 2.0]])
 
 
 def test_a_parent_waits_for_the_slowest() -> None:

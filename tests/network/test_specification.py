@@ -12,9 +12,8 @@ import scipy.stats
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.topology import Tree
-from stratafl.network.distributions import Distribution
 from stratafl.network.instance import instantiate_network
-from stratafl.network.specification import Network, network, presets
+from stratafl.network.specification import Distribution, Network, network, presets
 
 SHARES = np.array([0.001, 0.1, 0.5, 0.9, 0.999])
 GOOD: dict[str, Any] = {"tier": [{"up_mbit_s": 10}], "leaf": {"step_s": 0.1}}

@@ -21,7 +21,7 @@ from stratafl.config.schema import Config
 from stratafl.cost.costs import PriceableRun
 from stratafl.cost.pricing import time_breakdown
 from stratafl.deploy.sites.topology import check_deployable
-from stratafl.engine.stacked import StackedEngine
+from stratafl.engine.factory import make_engine
 from stratafl.metrics.records import ClockedRound, RoundResult
 from stratafl.network.specification import Network, network, presets
 from stratafl.rules.registry import place
@@ -107,7 +107,7 @@ def test_every_engine_and_every_chunk(name: str) -> None:
     def run(engine: str, chunk: int | None = None) -> tuple[list[Any], torch.Tensor]:
         simulation = waiting(EVERY[name], engine=engine)
         if chunk is not None:
-            simulation.engine = StackedEngine(simulation.engine.training, chunk_size=chunk)
+            simulation.engine = make_engine("stacked", simulation.engine.training, chunk_size=chunk)
         times = [(each.clock_seconds, each.clock_total, each.late) for each in clocked(simulation)]
         return times, simulation.result().models[0]
 

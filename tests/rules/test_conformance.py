@@ -99,6 +99,6 @@ def test_learns(name: str) -> None:
     sim.rounds = 25
     supply = sim.engine.training.samples
     inputs, targets = supply.inputs_N, supply.targets_N
-    sim.test = (inputs, targets)
+    sim.evaluator.test = (inputs, targets)
     losses = [r.metrics["loss"] for r in sim]
     assert losses[-1] < losses[0]

@@ -10,9 +10,8 @@ from torch import nn
 
 from stratafl import simulate
 from stratafl.base.state_dict import to_json_and_tensors
-from stratafl.runs.checkpoint import Checkpoints, Progress
+from stratafl.runs.checkpoint import Checkpoints, Progress, RoundLog
 from stratafl.runs.provenance import Provenance
-from stratafl.runs.round_log import RoundLog
 
 SHAPES = {1: 3, 2: [2, 3], 3: [[2, 1], [1, 2]]}
 PERIODS = {1: [2], 2: [2, 2], 3: [2, 1, 2]}

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from stratafl import InvalidInput, Rule, average, leaf, mtgc
 from stratafl.base.state_dict import from_json_and_tensors, load_like, to_json_and_tensors
 from stratafl.rules.registry import entries
-from stratafl.runs.checkpoint import Checkpoints, Progress
+from stratafl.runs.checkpoint import Checkpoints, LogDigest, Progress
 from stratafl.runs.provenance import Provenance
-from stratafl.runs.round_log import LogDigest
 from tests.runs.states import everything, federation, through_a_file
 
 

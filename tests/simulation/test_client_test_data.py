@@ -181,8 +181,9 @@ def test_a_config_has_it() -> None:
         "run": {"rounds": 1, "evaluate_levels": [1, 2]},
     })  # fmt: skip
     made = experiment(config)
-    assert made.own_test is not None and made.test is not None
-    assert 0 < sum(map(len, made.own_test.clients)) <= len(made.test[1])
+    test, client_test = made.evaluator.test, made.evaluator.client_test
+    assert client_test is not None and test is not None
+    assert 0 < sum(map(len, client_test.clients)) <= len(test[1])
     last = made.run().history[-1]
     assert set(last.over_nodes) == {"1", "2"} and set(last.over_nodes["2"]["accuracy"]) == {
         "mean",
@@ -191,7 +192,7 @@ def test_a_config_has_it() -> None:
     }
     held = prepared(config.data, Tree.of("2x2"), 0)
     for client, mine in enumerate(held.clients):
-        tested = made.test[1][made.own_test.clients[client]]
+        tested = test[1][client_test.clients[client]]
         assert set(held.samples.targets_N[mine].tolist()) == set(tested.tolist())
 
 

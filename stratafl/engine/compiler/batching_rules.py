@@ -318,6 +318,10 @@ def embedding_bag_rule(context: Context, op: Any, w: Any, codes: Any, offsets: A
     return PerClient(y.unflatten(0, (context.clients, -1))), None, None, None
 
 
+def one_hot_rule(context: Context, op: Any, codes: Any, classes: int = -1) -> Any:
+    return PerClient(op(context.stacked(codes), classes))
+
+
 def index_put_rule(context: Context, op: Any, x: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
     """Write a shared number to all places of a stacked mask."""
     mask = indices[0]
@@ -430,6 +434,8 @@ BATCHING_RULES: dict[str, BatchingRule] = {
     # check codes: behind a client's table begins the next client's
     "embedding": embedding_rule,
     "embedding_bag": embedding_bag_rule,
+    # checks codes, which vmap leaves out
+    "one_hot": one_hot_rule,
     # an offset of a client's row need not be a multiple of two, as a complex number needs
     "view_as_complex": view_as_complex_rule,
     # a kernel for channels-last images

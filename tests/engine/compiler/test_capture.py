@@ -24,7 +24,7 @@ TABLE, LABELS = torch.randn(6, 4, generator=RANDOM), torch.tensor([0, 1, 2, 1, 0
 
 
 def chosen(module: nn.Module, inputs: Any = TABLE) -> tuple[Any, str]:
-    return select(FlatModule(module), LossOnScores(F.cross_entropy), inputs, LABELS, labels=True)
+    return select(FlatModule(module), LossOnScores(F.cross_entropy), inputs, LABELS, class_indices=True)
 
 
 def batch(lengths: list[int]) -> ClientBatches:
@@ -41,7 +41,7 @@ def trained(method: CompiledGradients, lengths: list[int]) -> Tensor:
 
 def test_batches_are_padded_where_that_changes_nothing() -> None:
     method, how = chosen(nn.Sequential(nn.AlphaDropout(0.5), nn.Linear(4, 3)))
-    assert how == "stacked" and method.pads and not method.even
+    assert how == "stacked" and method.pads and not method.reads_lengths
     trained(method, [5, 3, 5, 1])
     assert len(method._programs) == 1
 
@@ -55,7 +55,7 @@ def test_batches_are_padded_where_that_changes_nothing() -> None:
 )
 def test_clients_go_by_the_length_of_their_batches_where_samples_are_mixed(module: nn.Module) -> None:
     method, how = chosen(module)
-    assert how == "stacked" and not method.pads and method.even
+    assert how == "stacked" and not method.pads and method.reads_lengths
     trained(method, [5, 3, 5, 2])
     trained(method, [5, 5, 5, 3])
     assert len(method._programs) == 3, "one for each length, recorded once"

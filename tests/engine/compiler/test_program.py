@@ -15,7 +15,7 @@ from stratafl.engine import kernels
 from stratafl.engine.batches import ClientBatches
 from stratafl.engine.compiler.padding import can_pad
 from stratafl.engine.compiler.program import BatchedProgram
-from stratafl.engine.gradients import CompiledGradients
+from stratafl.engine.gradients import CompiledGradients, GradientTask
 from stratafl.models.networks import lstm, resnet18_gn
 from tests.engine.selected import select
 
@@ -131,7 +131,7 @@ def test_resnet() -> None:
     torch.manual_seed(0)
     flat = FlatModule(resnet18_gn((3, 8, 8), 5))
     inputs, targets = torch.randn(2, 3, 8, 8), torch.tensor([1, 4])
-    stacked = CompiledGradients(flat, F.cross_entropy, inputs, labels=True)
+    stacked = CompiledGradients(GradientTask(flat, F.cross_entropy, inputs, targets, class_indices=True))
     x_P, b_Z = flat.flatten_module(flat.module)
     batch = ClientBatches(inputs[None], targets[None], torch.ones(1, 2, dtype=torch.bool), torch.tensor([2]).numpy())
     got_P = stacked(x_P[None], b_Z[None], batch)[0]
