@@ -97,7 +97,8 @@ def dim_rule(context: Context, op: Any, *args: Any, **kwargs: Any) -> Any:
     if op._opname == "squeeze" and "dim" not in arguments:
         return reshape_rule(context, op, args[0])
     # the mean over all elements must keep the client dimension
-    if (op._opname == "mean" and not arguments.get("dim")) or len(tensor_arguments((args, kwargs))) > 1:
+    operands = sum(isinstance(value, Operand) for value in arguments.values())
+    if operands > 1 or (op._opname == "mean" and not arguments.get("dim")):
         return NotImplemented
     for name, value in arguments.items():
         if isinstance(value, PerClient):

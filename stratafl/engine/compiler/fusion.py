@@ -114,7 +114,6 @@ def fuse_linear(matcher: Matcher, node: fx.Node) -> FusedOp | None:
     if not matcher.are_trained(w, b) or not matcher.is_per_client(x, *range(2, 9)) or w.meta["val"].dim() != 2:
         return None
     chain = matcher.with_relu(node)
-
     return FusedOp(
         "linear", chain, x, (w, b), lambda kernel, x, parameters, precision:
             kernel(x.flatten(1, -2), *parameters, len(chain) > 1, precision).view(*x.shape[:-1], -1),
@@ -183,7 +182,6 @@ def fuse_group_norm(matcher: Matcher, node: fx.Node) -> FusedOp | None:
     if w is None or b is None or not matcher.are_trained(w, b) or not matcher.is_per_client(x, IMAGE_RANK):
         return None
     chain = matcher.with_relu(node)
-
     return FusedOp(
         "group_norm", chain, x, (w, b),
         lambda kernel, x, parameters, _: kernel(x, groups, *parameters, eps, len(chain) > 1), on_images=True,
