@@ -197,8 +197,7 @@ def attention_rule(
         return NotImplemented
     front, has_heads = q.shape[:2], q.dim() == 5
     if isinstance(mask, PerClient) or (mask is not None and has_heads and mask.dim() == 4 and len(mask) > 1):
-        mask = PerClient(context.stacked(mask))
-        mask = align_rank(mask, q.dim() - 1)
+        mask = align_rank(PerClient(context.stacked(mask)), q.dim() - 1)
         mask = mask.expand(*front, *mask.shape[2:]).flatten(0, 1) if has_heads else mask
     if has_heads:
         q, k, v = (value.flatten(0, 1) for value in (q, k, v))
