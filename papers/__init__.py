@@ -1,1 +1,1 @@
-"""Publications whose experiments are reproduced with stratafl."""
+"""Reproductions of the experiments of publications with stratafl."""

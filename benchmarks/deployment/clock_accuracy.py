@@ -1,29 +1,27 @@
-"""The clock against reality: deployed trees on limited links, measured and priced.
+"""Accuracy of the cost model: rounds of deployed trees on limited links, measured and computed.
 
     python -m benchmarks.deployment.clock_accuracy [--tree 2x2] [--out FILE.json]
 
 Every site of a tree is a host of its own, a network namespace, and every child has a link of its
-own to its parent (`network_emulator`): 20 Mbit/s and 50 ms one way at the leaves, 5 Mbit/s and 100
-ms above. Real is the time from the end of a global round to the end of the next one at the root,
-the middle one of all after the first two. Priced is what the clock says of the same run on a
-network that has
+own to its parent (`network_emulator`): 20 Mbit/s and 50 ms one way at the clients, 5 Mbit/s and 100
+ms above. "Real" is the time between the ends of two global rounds at the root, the median of all
+but the first two rounds. "Priced" is the cost model's time for the same run on a network with
 
-- the links' numbers as they were set;
-- the seconds of a step, measured at a leaf of the deployment before it starts, alone: leaves that
+- bandwidth and latency as configured;
+- the seconds of a step, measured at one client of the deployment before it starts: clients that
   share the processors of this machine take longer, but their steps are a small part of a round;
-- what a message costs beside its arrays, in seconds and in bytes, the same on all levels.
+- the overhead of a message beside its arrays, in seconds and in bytes, the same on all levels.
 
-The last is measured on other runs than those that are priced: the same tree on links that have the
-same latency and no limit of bandwidth, with a tiny model and with the large one. What their rounds
-take longer than the clock says without any overhead, divided by the messages on the critical path,
-is the overhead of a message of that size; that of a size between is on the line through the two.
-So it holds what the clock has no term for and what takes the same time on a limited link: the
-several round trips in which Flower hands over one message, the looks for messages and the pauses
-between them, the processors' work for a message of that size with all sites on one machine. Bytes
-are those of all IP packets, the looks for messages included.
+The overhead is measured on other runs: the same tree on links of the same latency and unlimited
+bandwidth, with a tiny model and with the large one. The time by which their rounds exceed the cost
+without overhead, divided by the messages on the critical path, is the overhead of a message of that
+size; for sizes between, it is interpolated linearly. So it includes everything that the cost model
+has no term for and that takes the same time on a limited link: the round trips in which Flower
+delivers one message, polling for messages and the pauses between polls, and the processors' work
+for a message with all sites on one machine. Bytes are those of all IP packets, polling included.
 
-Where only the tiny model's overhead is taken for all sizes, prices are too low for large messages;
-the table has both. It needs root, `ip` and TUN devices, and `stratafl[deploy]`.
+With the tiny model's overhead for all sizes, the cost of large messages is too low; the table has
+both. This needs root, `ip` and TUN devices, and `stratafl[deploy]`.
 """
 
 from __future__ import annotations
@@ -71,18 +69,18 @@ from stratafl.rules.registry import rules_for
 
 PERIODS = {"2x2": (2, 20), "2x2x2": (1, 1, 20)}
 MODELS = {"tiny": (4,), "small": (160,), "large": (480, 560)}
-"""Hidden widths: of 1 kB, 48 kB and 1.2 MB."""
+"""Hidden widths of models of 1 kB, 48 kB and 1.2 MB."""
 BELOW, ABOVE = LinkConfig(delay=0.05, mbit_s=20.0), LinkConfig(delay=0.1, mbit_s=5.0)
-"""The leaves' links, and all others."""
+"""Links of the clients, and all other links."""
 UNLIMITED = 1e7
-"""Mbit/s that stand for no limit."""
+"""Mbit/s that mean unlimited bandwidth."""
 SKIPPED, ROUNDS, LIMIT = 2, 7, 600.0
 CALIBRATED, COMPARED = ("tiny", "large"), ("small", "large")
 CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
 class Run(NamedTuple):
-    """One deployment."""
+    """Deployment of a tree and a model on limited links, or on links with latency only."""
 
     tree: str
     model: str
@@ -97,7 +95,7 @@ class Run(NamedTuple):
 
 
 class Overhead(NamedTuple):
-    """What a message costs beside its arrays."""
+    """Time and bytes of a message beside those of its arrays."""
 
     seconds: float
     bytes: float
@@ -107,8 +105,7 @@ NOTHING = Overhead(0.0, 0.0)
 
 
 class Price(NamedTuple):
-    """A global round on the clock, once rounds are alike: how long it takes, and the bytes over all
-    links."""
+    """Computed cost of a global round, after the first ones: time, and bytes over all links."""
 
     seconds: float
     wire_bytes: float
@@ -116,15 +113,15 @@ class Price(NamedTuple):
 
 @dataclass(frozen=True)
 class RoundTimings:
-    """A deployment's rounds."""
+    """Measurements of the rounds of a deployment."""
 
     seconds: list[float]
-    """Of every global round but the first."""
+    """Times of all global rounds but the first."""
     wire_bytes: list[float]
-    """Over all links, likewise."""
+    """Bytes over all links in these rounds."""
     step_s: float
     link: dict[str, Any]
-    """What the links themselves count."""
+    """Counters of the emulated links."""
     commit: str
 
     @property
@@ -140,17 +137,17 @@ class RoundTimings:
 
 
 def lines_of(tree: Tree, limited: bool) -> dict[tuple[str, str], LinkConfig]:
-    """The link of every child to its parent."""
-    found = {}
+    """Link of every child to its parent."""
+    links = {}
     for level in range(1, tree.depth + 1):
-        line = BELOW if level == tree.depth else ABOVE
+        link = BELOW if level == tree.depth else ABOVE
         for name, parent in zip(tree.names[level], tree.parents[level], strict=True):
-            found[name, tree.names[level - 1][parent]] = line if limited else LinkConfig(line.delay)
-    return found
+            links[name, tree.names[level - 1][parent]] = link if limited else LinkConfig(link.delay)
+    return links
 
 
 def deployed(run: Run, folder: Path) -> RoundTimings:
-    """Run a tree, every site on a host of its own."""
+    """Run a deployment, every site on a host of its own."""
     config = run.config(folder)
     tree = Tree.of(config.tree.shape)
     names = [name for level in tree.names for name in level]
@@ -172,37 +169,37 @@ def deployed(run: Run, folder: Path) -> RoundTimings:
                     shown = {name: status(site / "state") for name, site in sites.items()}
                     raise SystemExit(f"{run.name} has not ended: {shown}")
         counts = hosts.cut()
-    seconds, wire = ([after - before for before, after in itertools.pairwise(each)] for each in (ends, sent))
+    seconds, wire = ([after - before for before, after in itertools.pairwise(values)] for values in (ends, sent))
     return RoundTimings(seconds, wire, step_s, counts, str(environment()["commit"]))
 
 
 def step_seconds(leaf: Path) -> float:
-    """Of one step at a leaf, on one core."""
-    here = Assembled.of(leaf)
+    """Seconds of one step at a client, on one core."""
+    site = Assembled.of(leaf)
     try:
-        node = here.leaf()
+        node = site.leaf()
         flat, chain = node.engine.training.flat, node.engine.leaf
         x_1P, b_1B = torch.zeros(1, flat.parameters), torch.zeros(1, flat.buffers)
         at_1 = np.zeros(node.number + 1, dtype=np.int64)
         state = chain.optimiser.init(x_1P) if chain.keeps_optimizer_state else {}
         work = TrainRequest(
             model=IndexedRows(x_1P, at_1), buffers=IndexedRows(b_1B, at_1), corrections=(IndexedRows(x_1P, at_1),) * 2,
-            clients=[node.number], steps=here.job.every[-1],
+            clients=[node.number], steps=site.job.every[-1],
             client_rows={name: IndexedRows(rows, at_1) for name, rows in state.items()},
         )  # fmt: skip
-        taken = []
+        seconds = []
         for _ in range(5):
             began = time.perf_counter()
             node.engine.train(work)
-            taken.append((time.perf_counter() - began) / work.steps)
-        return statistics.median(taken)
+            seconds.append((time.perf_counter() - began) / work.steps)
+        return statistics.median(seconds)
     finally:
-        here.durable.close()
+        site.durable.close()
 
 
 @contextlib.contextmanager
 def _running(sites: Mapping[str, Path], hosts: EmulatedNetwork) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """All sites, stopped at the end of the block if they still run."""
+    """Start all sites, and stop those that still run at the end of the block."""
     started = {}
     try:
         for name, folder in sites.items():
@@ -221,14 +218,14 @@ def _running(sites: Mapping[str, Path], hosts: EmulatedNetwork) -> Iterator[dict
             process.wait()
 
 
-# -- the clock -------------------------------------------------------------------------------------
+# -- the cost model --------------------------------------------------------------------------------
 
 
 def workload_of(config: Config) -> Workload:
-    """What the clock needs to know of the run."""
-    made, leaf = root_of(config), config.leaf
-    tree, flat, schedule = made.tree, made.start.flat, schedule_of(config, made.tree.depth)
-    held_N = made.counts.labels.sum(axis=1)
+    """Workload of the run for the cost model."""
+    root, leaf = root_of(config), config.leaf
+    tree, flat, schedule = root.tree, root.start.flat, schedule_of(config, root.tree.depth)
+    held_N = root.counts.labels.sum(axis=1)
     steps_N, samples_N = leaf_steps(held_N, leaf.batch, schedule, leaf.epochs is not None)
     return Workload(
         tree=tree,
@@ -243,31 +240,34 @@ def workload_of(config: Config) -> Workload:
 
 
 def network(limited: bool, step_s: float, overhead: Overhead) -> Network:
-    """The links as they were set."""
-    beside = {"overhead_s": overhead.seconds, "overhead_bytes": overhead.bytes}
+    """Network with the links as configured."""
+    overheads = {"overhead_s": overhead.seconds, "overhead_bytes": overhead.bytes}
     tiers = [
-        {"up_mbit_s": line.mbit_s if limited else UNLIMITED, "latency_s": line.delay, **beside}
+        {"up_mbit_s": line.mbit_s if limited else UNLIMITED, "latency_s": line.delay, **overheads}
         for line in (BELOW, ABOVE)
     ]
     return Network.of({"name": "links", "leaf": {"step_s": step_s}, "tier": tiers})
 
 
 def priced(workload: Workload, limited: bool, step_s: float, overhead: Overhead) -> Price:
-    """The run's last round."""
+    """Cost of the run's last round."""
     instance = instantiate_network(network(limited, step_s, overhead), workload.tree, workload.seed, workload.samples_N)
-    found = costs(workload, instance)
-    return Price(float(found.seconds_R[-1]), float(sum(each[-1] for each in found.bytes)))
+    run_costs = costs(workload, instance)
+    return Price(float(run_costs.seconds_R[-1]), float(sum(level_bytes[-1] for level_bytes in run_costs.bytes)))
 
 
 def message_bytes(workload: Workload) -> float:
-    """Of the arrays of a message, on average over all of a round."""
+    """Mean bytes of the arrays of a message, over all messages of a round."""
     arrays = priced(workload, False, 1.0, NOTHING).wire_bytes
     return arrays / (priced(workload, False, 1.0, Overhead(0.0, 1.0)).wire_bytes - arrays)
 
 
 def overhead_of(workload: Workload, measured: RoundTimings) -> Overhead:
-    """Of a message, from a run without limits of bandwidth: what the clock does not know of,
-    divided by the messages on the critical path, and in bytes by all."""
+    """Overhead of a message, from a run with unlimited bandwidth.
+
+    This is the difference between measured and computed cost: of the time, divided by the messages
+    on the critical path; of the bytes, divided by all messages.
+    """
     bare = priced(workload, False, measured.step_s, NOTHING)
     more = priced(workload, False, measured.step_s, Overhead(1.0, 1.0))
     messages, on_the_path = more.wire_bytes - bare.wire_bytes, more.seconds - bare.seconds
@@ -277,17 +277,17 @@ def overhead_of(workload: Workload, measured: RoundTimings) -> Overhead:
 
 
 def between(one: tuple[float, Overhead], other: tuple[float, Overhead], size: float) -> Overhead:
-    """On the line through what two sizes of messages cost."""
+    """Overhead of a message of some size, on the line through those of two other sizes."""
     share = (size - one[0]) / (other[0] - one[0])
     return Overhead(*(first + share * (last - first) for first, last in zip(one[1], other[1], strict=True)))
 
 
 def compared(tree: str, runs: Mapping[Run, RoundTimings]) -> list[dict[str, Any]]:
-    """What was measured and what the clock says, for every run on limited links that there is."""
-    found = []
+    """Measured and computed times of the runs of a tree on limited links."""
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         workloads = {model: workload_of(Run(tree, model, True).config(Path(folder))) for model in MODELS}
-    known = [
+    calibration = [
         (message_bytes(workloads[model]), overhead_of(workloads[model], runs[Run(tree, model, False)]))
         for model in CALIBRATED
     ]
@@ -296,11 +296,12 @@ def compared(tree: str, runs: Mapping[Run, RoundTimings]) -> list[dict[str, Any]
         if measured is None:
             continue
         size = message_bytes(workloads[model])
-        overhead = between(known[0], known[1], size)
-        whole, of_tiny, without = (
-            priced(workloads[model], True, measured.step_s, each).seconds for each in (overhead, known[0][1], NOTHING)
+        overhead = between(calibration[0], calibration[1], size)
+        seconds, of_tiny, without = (
+            priced(workloads[model], True, measured.step_s, used).seconds
+            for used in (overhead, calibration[0][1], NOTHING)
         )
-        found.append(
+        rows.append(
             {
                 "tree": tree,
                 "model": model,
@@ -309,29 +310,29 @@ def compared(tree: str, runs: Mapping[Run, RoundTimings]) -> list[dict[str, Any]
                 "overhead_s": overhead.seconds,
                 "overhead_bytes": overhead.bytes,
                 "real_s": measured.round_s,
-                "priced_s": whole,
-                "ratio": whole / measured.round_s,
-                "tiny_overhead_s": known[0][1].seconds,
+                "priced_s": seconds,
+                "ratio": seconds / measured.round_s,
+                "tiny_overhead_s": calibration[0][1].seconds,
                 "priced_with_tiny_overhead_s": of_tiny,
                 "ratio_with_tiny_overhead": of_tiny / measured.round_s,
                 "priced_without_overhead_s": without,
             }
         )
-    return found
+    return rows
 
 
 # -- the record ------------------------------------------------------------------------------------
 
 
 def read_runs(path: Path) -> dict[Run, RoundTimings]:
-    """Those that a record has."""
+    """Runs of a stored record."""
     if not path.exists():
         return {}
-    return {Run(**each["run"]): RoundTimings(**each["measured"]) for each in json.loads(path.read_text())["runs"]}
+    return {Run(**entry["run"]): RoundTimings(**entry["measured"]) for entry in json.loads(path.read_text())["runs"]}
 
 
 def write(path: Path, runs: Mapping[Run, RoundTimings]) -> list[dict[str, Any]]:
-    """Everything measured so far, and what can be compared of it."""
+    """Write all measurements so far, and the comparisons that are possible with them."""
     complete = [tree for tree in PERIODS if all(Run(tree, model, False) in runs for model in CALIBRATED)]
     table = [line for tree in complete for line in compared(tree, runs)]
     record = {
@@ -341,7 +342,7 @@ def write(path: Path, runs: Mapping[Run, RoundTimings]) -> list[dict[str, Any]]:
         "links": {"below": vars(BELOW), "above": vars(ABOVE)},
         "periods": PERIODS,
         "compared": table,
-        "runs": [{"run": run._asdict(), "measured": vars(each)} for run, each in runs.items()],
+        "runs": [{"run": run._asdict(), "measured": vars(timings)} for run, timings in runs.items()],
     }
     path.write_text(json.dumps(record, indent=2) + "\n")
     return table
@@ -351,28 +352,26 @@ def show(table: Sequence[Mapping[str, Any]]) -> None:
     print("| tree | mean message | real | priced | priced / real | with a tiny message's overhead |")
     print("|---|---|---|---|---|---|")
     for line in table:
-        size, real, told = f"{line['message_bytes'] / 1e3:.0f} kB", line["real_s"], line["priced_s"]
+        size, real, priced_s = f"{line['message_bytes'] / 1e3:.0f} kB", line["real_s"], line["priced_s"]
         other = line["ratio_with_tiny_overhead"]
-        print(f"| {line['tree']} | {size} | {real:.2f} s | {told:.2f} s | {line['ratio']:.2f} | {other:.2f} |")
+        print(f"| {line['tree']} | {size} | {real:.2f} s | {priced_s:.2f} s | {line['ratio']:.2f} | {other:.2f} |")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--tree", action="append", choices=[*PERIODS], help="of which to measure anew; all unless given"
-    )
+    parser.add_argument("--tree", action="append", choices=[*PERIODS], help="tree to measure again; default: all")
     parser.add_argument("--out", type=Path, default=Path("clock_reality.json"))
-    given = parser.parse_args()
+    options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
-    trees = given.tree or list(PERIODS)
-    runs = {run: each for run, each in read_runs(given.out).items() if run.tree not in trees}
+    trees = options.tree or list(PERIODS)
+    runs = {run: timings for run, timings in read_runs(options.out).items() if run.tree not in trees}
     for tree in trees:
         for run in [Run(tree, m, False) for m in CALIBRATED] + [Run(tree, m, True) for m in COMPARED]:
             with tempfile.TemporaryDirectory(prefix="stratafl-reality-") as folder:
                 runs[run] = deployed(run, Path(folder))
-            table = write(given.out, runs)
-            print(f"{run.name}: {[round(each, 2) for each in runs[run].seconds]}", flush=True)
+            table = write(options.out, runs)
+            print(f"{run.name}: {[round(timings, 2) for timings in runs[run].seconds]}", flush=True)
     show(table)
 
 

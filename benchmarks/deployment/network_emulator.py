@@ -1,14 +1,14 @@
-"""Several hosts on one machine, joined by slow links that may lose packets.
+"""Emulation of several hosts on one machine, with slow links between them that may lose packets.
 
-Each host is a network namespace with a TUN device. A process of its own holds the other ends: it
-passes every IP packet on after a delay, as fast as the link between the two hosts takes it, or
-drops it. So TCP meets what it would meet on such a link, retransmissions and all, without the
-kernel's own emulation (netem), which not every kernel has.
+Each host is a network namespace with a TUN device. Another process holds the other ends of the
+devices: it forwards every IP packet after a delay, at the bandwidth of the link between the two
+hosts, or drops it. So TCP behaves as on such a link, with retransmissions, and without the kernel's
+own emulation (netem), which not every kernel has.
 
     python network_emulator.py SETTINGS
 
-with the settings as JSON, see `EmulatedNetwork`. It needs root; on SIGUSR1 it writes its counts to
-stdout, on SIGTERM likewise before it ends.
+SETTINGS is JSON, see `EmulatedNetwork`. This needs root. On SIGUSR1, and on SIGTERM before it ends,
+the process writes its counters to stdout.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ DEVICE, LARGEST = "link0", 65535
 FOLDER = Path("/run/netns")
 AT_ONCE, URGENT = 32, -15
 LONGEST_QUEUE = 2.0
-"""Seconds of sending that may wait before a line; what comes then is dropped."""
+"""Longest queue of a link, in seconds of sending; packets beyond it are dropped."""
 
 
 class NotPermitted(Exception):
-    """This machine does not permit it, and why."""
+    """Reason why this machine does not permit the emulation."""
 
 
 def _ip(*arguments: str) -> None:
@@ -62,9 +62,9 @@ def _enter(namespace: int) -> None:
 
 
 def _open_device(namespace: str, address: str) -> int:
-    """The other end of a namespace's way out."""
-    with open("/proc/self/ns/net") as here, open(FOLDER / namespace) as there:
-        _enter(there.fileno())
+    """Create the TUN device of a namespace, and return its other end."""
+    with open("/proc/self/ns/net") as own_namespace, open(FOLDER / namespace) as other_namespace:
+        _enter(other_namespace.fileno())
         try:
             end = os.open(TUN, os.O_RDWR | os.O_NONBLOCK)
             request = struct.pack("16sH22x", DEVICE.encode(), IS_TUN | NO_PACKET_INFO)
@@ -72,7 +72,7 @@ def _open_device(namespace: str, address: str) -> int:
         except OSError as problem:
             raise NotPermitted(f"{TUN}: {problem.strerror}") from None
         finally:
-            _enter(here.fileno())
+            _enter(own_namespace.fileno())
     _ip("-n", namespace, "addr", "add", f"{address}/24", "dev", DEVICE)
     _ip("-n", namespace, "link", "set", DEVICE, "up")
     return end
@@ -85,25 +85,28 @@ class LinkConfig:
     delay: float
     """Seconds one way."""
     mbit_s: float | None = None
-    """10^6 bits of IP packets per second; no limit unless given."""
+    """10^6 bits of IP packets per second; None for no limit."""
     loss: float = 0.0
-    """The share of packets that is dropped."""
+    """Share of packets that are dropped."""
 
 
 class PacketForwarder:
-    """Passes packets between the devices until it is told to stop."""
+    """Forwards packets between the devices until `going` is False."""
 
     def __init__(
         self, hosts: Mapping[str, str], usual: LinkConfig, between: Mapping[tuple[str, str], LinkConfig], seed: int
     ):
-        """hosts: addresses by namespace; between: pairs of addresses whose line is not the usual
-        one, either way."""
+        """Open the devices.
+
+        hosts: addresses by namespace. usual: link between two hosts. between: links of pairs of
+        addresses that have another one, in both directions.
+        """
         self.random, self.usual = random.Random(seed), usual
-        packed = {tuple(map(socket.inet_aton, pair)): line for pair, line in between.items()}
-        self.lines = packed | {(to, source): line for (source, to), line in packed.items()}
+        packed = {tuple(map(socket.inet_aton, pair)): link for pair, link in between.items()}
+        self.links = packed | {(to, source): link for (source, to), link in packed.items()}
         self.ends = {socket.inet_aton(address): _open_device(name, address) for name, address in hosts.items()}
         self.free: dict[tuple[bytes, bytes], float] = {}
-        """By the hosts of a packet: since when, or from when on, the line between them is idle."""
+        """Time from which the link is idle, by source and destination."""
         self.on_their_way: list[tuple[float, int, float, int, bytes]] = []
         self._order = itertools.count()
         self.counts: Counter[str] = Counter(passed=0, dropped=0, overflowed=0, bytes=0)
@@ -120,15 +123,15 @@ class PacketForwarder:
                 self.give(*heapq.heappop(self.on_their_way))
             if self.asked:
                 self.asked = False
-                print(json.dumps(self.told()), flush=True)
-        return self.told()
+                print(json.dumps(self.summary()), flush=True)
+        return self.summary()
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         least = None if self.least_delay == float("inf") else self.least_delay
         return {**self.counts, "least_delay": least, "latest": self.latest}
 
     def take_all(self, end: int) -> None:
-        """What waits at a device; not more at once than keeps the others from waiting."""
+        """Read the packets waiting at a device, at most `AT_ONCE`, so that others need not wait."""
         with contextlib.suppress(BlockingIOError):
             for _ in range(AT_ONCE):
                 self.take(os.read(end, LARGEST))
@@ -136,32 +139,32 @@ class PacketForwarder:
     def take(self, packet: bytes) -> None:
         source, to = packet[12:16], packet[16:20]
         if packet[0] >> 4 != 4 or to not in self.ends:
-            return  # what the kernel says to all neighbours
-        line, now = self.lines.get((source, to), self.usual), time.monotonic()
-        leaves = now
-        if line.mbit_s is not None:
-            begins = max(now, self.free.get((source, to), now))
-            if begins - now > LONGEST_QUEUE:
+            return  # the kernel's multicast to all neighbours
+        link, arrival = self.links.get((source, to), self.usual), time.monotonic()
+        leaves = arrival
+        if link.mbit_s is not None:
+            begins = max(arrival, self.free.get((source, to), arrival))
+            if begins - arrival > LONGEST_QUEUE:
                 self.counts["overflowed"] += 1
                 return
-            leaves = self.free[source, to] = begins + len(packet) * 8 / (line.mbit_s * 1e6)
-        if self.random.random() < line.loss:
+            leaves = self.free[source, to] = begins + len(packet) * 8 / (link.mbit_s * 1e6)
+        if self.random.random() < link.loss:
             self.counts["dropped"] += 1
         else:
-            due = leaves + line.delay
-            heapq.heappush(self.on_their_way, (due, next(self._order), now, self.ends[to], packet))
+            due = leaves + link.delay
+            heapq.heappush(self.on_their_way, (due, next(self._order), arrival, self.ends[to], packet))
 
-    def give(self, due: float, order: int, taken: float, to: int, packet: bytes) -> None:
+    def give(self, due: float, order: int, arrival: float, to: int, packet: bytes) -> None:
         with contextlib.suppress(BlockingIOError):
             os.write(to, packet)
         self.counts["passed"] += 1
         self.counts["bytes"] += len(packet)
         now = time.monotonic()
-        self.least_delay, self.latest = min(self.least_delay, now - taken), max(self.latest, now - due)
+        self.least_delay, self.latest = min(self.least_delay, now - arrival), max(self.latest, now - due)
 
 
 class EmulatedNetwork:
-    """Namespaces and the link between them, for the length of a block."""
+    """Context manager for namespaces and the links between them."""
 
     def __init__(
         self,
@@ -170,21 +173,27 @@ class EmulatedNetwork:
         between: Mapping[tuple[str, str], LinkConfig] | None = None,
         seed: int = 0,
     ):
-        """between: pairs of hosts whose line is not the usual one, either way."""
+        """Prepare hosts of these names.
+
+        usual: link between two hosts. between: links of pairs of hosts that have another one, in
+        both directions.
+        """
         self.addresses = {name: f"10.77.0.{number}" for number, name in enumerate(names, 1)}
         self._namespaces = {name: f"strata{os.getpid()}-{number}" for number, name in enumerate(names, 1)}
         self._settings = {
             "hosts": {self._namespaces[name]: address for name, address in self.addresses.items()},
             "usual": asdict(usual),
-            "between": [[*map(self.addresses.__getitem__, pair), asdict(o)] for pair, o in (between or {}).items()],
+            "between": [
+                [*map(self.addresses.__getitem__, pair), asdict(link)] for pair, link in (between or {}).items()
+            ],
             "seed": seed,
         }
         self._link: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> EmulatedNetwork:
-        for needed, there in (("ip", shutil.which("ip")), (TUN, os.path.exists(TUN))):
-            if not there:
-                raise NotPermitted(f"there is no {needed}")
+        for name, exists in (("ip", shutil.which("ip")), (TUN, os.path.exists(TUN))):
+            if not exists:
+                raise NotPermitted(f"there is no {name}")
         try:
             for namespace in self._namespaces.values():
                 _ip("netns", "add", namespace)
@@ -208,7 +217,7 @@ class EmulatedNetwork:
                 _ip("netns", "del", namespace)
 
     def cut(self) -> dict[str, Any]:
-        """End the link; what went over it."""
+        """Stop forwarding, and return the counters."""
         assert self._link is not None and self._link.stdout is not None
         self._link.terminate()
         said = self._link.stdout.read()
@@ -217,18 +226,18 @@ class EmulatedNetwork:
         return json.loads(said) if said else {}
 
     def counts(self) -> dict[str, Any]:
-        """What went over it so far."""
+        """Counters so far."""
         assert self._link is not None and self._link.stdout is not None
         self._link.send_signal(signal.SIGUSR1)
-        told: dict[str, Any] = json.loads(self._link.stdout.readline())
-        return told
+        counts: dict[str, Any] = json.loads(self._link.stdout.readline())
+        return counts
 
     def on(self, name: str, command: Sequence[str]) -> list[str]:
-        """A command as it is run on a host."""
+        """Command line that runs a command on a host."""
         return ["ip", "netns", "exec", self._namespaces[name], *command]
 
     def retransmitted(self, name: str) -> int:
-        """TCP segments that a host had to send again, by its kernel's own count."""
+        """TCP segments that a host has sent again, counted by its kernel."""
         said = subprocess.run(self.on(name, ["cat", "/proc/net/snmp"]), capture_output=True, text=True, check=True)
         names, values = (line.split() for line in said.stdout.splitlines() if line.startswith("Tcp:"))
         return int(values[names.index("RetransSegs")])
@@ -236,14 +245,14 @@ class EmulatedNetwork:
 
 def main() -> None:
     settings = json.loads(sys.argv[1])
-    between = {(one, other): LinkConfig(**line) for one, other, line in settings["between"]}
+    between = {(one, other): LinkConfig(**link) for one, other, link in settings["between"]}
     try:
         link = PacketForwarder(settings["hosts"], LinkConfig(**settings["usual"]), between, settings["seed"])
     except NotPermitted as problem:
         print(problem, flush=True)
         sys.exit(1)
     with contextlib.suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, URGENT)  # what it is late by would count as the link's
+        os.setpriority(os.PRIO_PROCESS, 0, URGENT)  # a late packet would count as the link's delay
 
     def stop(number: int, frame: object) -> None:
         link.going = False

@@ -2,15 +2,15 @@
 
     python -m benchmarks.deployment.round_cost [--rounds 10] [--only NAME] [--out FILE.json]
 
-Four leaves on loopback, TLS and registered node keys on, a multi-layer perceptron of 0.8 million
-parameters, one step of SGD with a batch of 20: what is measured is everything but training. The
-tree is 2x2 with MTGC. A global round with E group rounds takes a + b E seconds: b, from E = 1 and E
-= 5, is what one group round costs. Beside the seconds stand those of the processor, of all
-processes together: they do not depend on what else the machine does.
+Four clients on loopback, with TLS and registered node keys, a multi-layer perceptron of 0.8 million
+parameters, one step of SGD with a batch of 20: almost all of the time is communication. The tree is
+2x2 with MTGC. A global round with E group rounds takes a + b E seconds: b, the time of one group
+round, is computed from E = 1 and E = 5. CPU seconds of all processes together are reported, too:
+they do not depend on other programs on the machine.
 
-Flower's side is an ordinary app on flower-superlink and flower-supernode as they come: FedAvg of
+Flower's side is an ordinary app on unmodified flower-superlink and flower-supernode: FedAvg of
 flwr.serverapp, and a ClientApp that Flower starts for every message. Flower's first round waits for
-its nodes; no side's first round counts.
+its nodes; the first round is not counted on either side.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ nodes = 0
 rounds = 0
 """
 MARK = "STRATAFL_BENCHMARK"
-"""In the environment of every process that is measured."""
+"""Environment variable of every process that is measured."""
 
 
 def provisioned(folder: Path, rounds: int, **settings: Any) -> tuple[Config, dict[str, Path]]:
@@ -95,7 +95,7 @@ def provisioned(folder: Path, rounds: int, **settings: Any) -> tuple[Config, dic
 
 @dataclass
 class DeploymentTimings:
-    """One run: when each round ended, and the work of all its processes by then."""
+    """End times of the rounds of a run, and CPU time of all its processes."""
 
     ends: list[float]
     work: CpuTime
@@ -110,8 +110,10 @@ class DeploymentTimings:
 
 
 class CpuTime(threading.Thread):
-    """Processor seconds of all marked processes. A process that ended is in the account of the one
-    that started it."""
+    """Thread that samples the CPU seconds of all marked processes.
+
+    The CPU time of a process that has ended is included in that of its parent.
+    """
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -141,7 +143,7 @@ def _marked() -> list[Path]:
             return MARK.encode() in (process / "environ").read_bytes()
         return False
 
-    return [each for each in Path("/proc").iterdir() if each.name.isdigit() and is_marked(each)]
+    return [process for process in Path("/proc").iterdir() if process.name.isdigit() and is_marked(process)]
 
 
 def _processor_seconds(process: Path) -> float:
@@ -193,8 +195,8 @@ def flower(folder: Path, rounds: int) -> DeploymentTimings:
         settings = f'data="{folder / "test.npz"}" ends="{ends}" nodes={LEAVES} rounds={rounds}'
         register = [["supernode", "register", str(path), "own"] for path in (root / "down").glob("*.pub")]
         run = ["run", str(folder / "app"), "own", "--run-config", settings]
-        told = [sys.executable, "-c", COMMANDS, json.dumps([*register, run])]
-        subprocess.run(told, env=environment, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        command_line = [sys.executable, "-c", COMMANDS, json.dumps([*register, run])]
+        subprocess.run(command_line, env=environment, cwd=folder, check=True, stdout=subprocess.DEVNULL)
         with _running(nodes, environment):
             until = time.monotonic() + LIMIT
             while not ends.exists():
@@ -209,7 +211,7 @@ def _store(path: Path, inputs: Any, targets: Any) -> None:
 
 
 def _app(folder: Path) -> None:
-    """An app folder as `flwr run` takes it."""
+    """Write an app folder for `flwr run`."""
     package = folder / "flower_star"
     shutil.copytree(Path(__file__).parent / "flower_star", package, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "pyproject.toml").write_text(APP)
@@ -217,7 +219,7 @@ def _app(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _running(commands: dict[Path, list[str]], environment: dict[str, str]) -> Iterator[None]:
-    """Each command in its own folder and session, until the block is left."""
+    """Run each command in its own folder and session, until the block ends."""
     started = []
     try:
         for folder, command in commands.items():
@@ -246,12 +248,12 @@ def _answers(port: int) -> None:
 
 
 def _free_ports(count: int) -> int:
-    """The first of so many ports in a row that nobody listens on."""
+    """First of `count` consecutive free ports."""
     for first in range(24000, 32000, count):
-        with contextlib.ExitStack() as taken:
+        with contextlib.ExitStack() as sockets:
             try:
                 for port in range(first, first + count):
-                    taken.enter_context(socket.socket()).bind(("127.0.0.1", port))
+                    sockets.enter_context(socket.socket()).bind(("127.0.0.1", port))
             except OSError:
                 continue
             return first
@@ -259,20 +261,22 @@ def _free_ports(count: int) -> int:
 
 
 def summed_up(runs: dict[str, DeploymentTimings]) -> dict[str, Any]:
-    """Seconds a round, the middle one; processor seconds a round, the mean; and what follows from
-    them."""
+    """Median seconds and mean CPU seconds per round, their ratios to Flower's, and those of a
+    group round."""
     kinds = {
         "seconds": {name: statistics.median(run.seconds) for name, run in runs.items()},
         "processor_seconds": {name: run.work_a_round for name, run in runs.items()},
     }
-    found: dict[str, Any] = {}
-    for kind, each in kinds.items():
-        if {"tree, E = 1", "tree, E = 5"} <= set(each):
-            each["a group round"] = (each["tree, E = 5"] - each["tree, E = 1"]) / 4
-        found[kind] = each
-        if FLOWER in each:
-            found[f"{kind}_to_flower"] = {name: value / each[FLOWER] for name, value in each.items() if name != FLOWER}
-    return found
+    summary: dict[str, Any] = {}
+    for kind, values in kinds.items():
+        if {"tree, E = 1", "tree, E = 5"} <= set(values):
+            values["a group round"] = (values["tree, E = 5"] - values["tree, E = 1"]) / 4
+        summary[kind] = values
+        if FLOWER in values:
+            summary[f"{kind}_to_flower"] = {
+                name: value / values[FLOWER] for name, value in values.items() if name != FLOWER
+            }
+    return summary
 
 
 def main() -> None:
@@ -280,27 +284,27 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--only", action="append", choices=[*OURS, FLOWER])
     parser.add_argument("--out", type=Path, default=Path("deploy.json"))
-    given = parser.parse_args()
+    options = parser.parse_args()
     os.environ.update({"OMP_NUM_THREADS": "1", MARK: "1"})
     runs: dict[str, DeploymentTimings] = {}
-    for name in given.only or [FLOWER, *OURS]:
+    for name in options.only or [FLOWER, *OURS]:
         with tempfile.TemporaryDirectory(prefix="stratafl-bench-") as folder:
             place = Path(folder)
-            runs[name] = flower(place, given.rounds) if name == FLOWER else ours(place, given.rounds, **OURS[name])
-        print(f"{name}: {[round(each, 2) for each in runs[name].seconds]}", flush=True)
-    found = summed_up(runs)
+            runs[name] = flower(place, options.rounds) if name == FLOWER else ours(place, options.rounds, **OURS[name])
+        print(f"{name}: {[round(seconds, 2) for seconds in runs[name].seconds]}", flush=True)
+    summary = summed_up(runs)
     record = {
         "environment": environment(),
         "versions": {name: version(name) for name in ("flwr", "torch", "stratafl")},
         "leaves": LEAVES,
-        **found,
+        **summary,
         "every_round": {name: run.seconds for name, run in runs.items()},
     }
-    given.out.write_text(json.dumps(record, indent=2) + "\n")
-    for name, seconds in found["seconds"].items():
-        work, ratio = found["processor_seconds"][name], found.get("seconds_to_flower", {}).get(name)
-        beside = "" if ratio is None else f", {ratio:.2f} times Flower's round"
-        print(f"{name}: {seconds:.2f} s, {work:.2f} s of processor{beside}")
+    options.out.write_text(json.dumps(record, indent=2) + "\n")
+    for name, seconds in summary["seconds"].items():
+        work, ratio = summary["processor_seconds"][name], summary.get("seconds_to_flower", {}).get(name)
+        suffix = "" if ratio is None else f", {ratio:.2f} times Flower's round"
+        print(f"{name}: {seconds:.2f} s, {work:.2f} s of processor{suffix}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A small federation on handwritten digits, for the deployment's benchmarks and tests."""
+"""Small federation on handwritten digits, for the benchmarks and tests of the deployment."""
 
 from __future__ import annotations
 
@@ -52,8 +52,7 @@ def small_tree(
 
 
 def processes(site: Path) -> dict[str, int]:
-    """Running processes of a site: its supervisor and what it started, by the names of their
-    logs."""
+    """Running processes of a site, the supervisor and its children, by the names of their logs."""
     if not is_locked(site):
         return {}
     supervisor = int((site / "lock").read_text())

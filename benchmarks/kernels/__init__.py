@@ -1,1 +1,1 @@
-"""Every kernel held against PyTorch in float64, on the machine it is to run on."""
+"""Comparison of every kernel with PyTorch in float64."""

@@ -1,7 +1,9 @@
-"""Every kernel against PyTorch in float64 (see `reference`), over a grid of shapes.
+"""Comparison of every kernel with PyTorch in float64 (`reference`), over a grid of shapes.
 
-`python -m benchmarks.kernels.check [fp32 ...] [conv2d ...]` runs all of it, or some precisions and
-families, on this machine's GPU (or, slowly, in Triton's interpreter).
+    python -m benchmarks.kernels.check [fp32 ...] [conv2d ...]
+
+compares all kernels and precisions, or some of them, on this machine's GPU (or, slowly, in Triton's
+interpreter).
 """
 
 from __future__ import annotations
@@ -20,13 +22,12 @@ from stratafl.engine import kernels
 from stratafl.engine.precision import Precision
 
 LIMITS = {"fp32": 1e-5, "tf32": 1e-2, "fp16": 1e-2, "bf16": 6e-2}
-"""Largest ||out - reference|| / ||reference||; 16-bit inputs are rounded before the reference sees
-them too."""
+"""Largest accepted ||out - reference|| / ||reference||. The reference gets rounded inputs, too."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel at one shape, and the function that measures the errors of its results."""
+    """Kernel at one shape, and the function that measures the errors of its results."""
 
     name: str
     precision: Precision
@@ -43,7 +44,7 @@ CONVOLUTIONS: list[Sizes] = [
     (2, 1, (9, 9), (3, 4), (7, 7), 2, 3),
     (2, 2, (6, 6), (5, 3), (1, 1), 2, 0),
     (1, 2, (5, 8), (2, 4), (2, 4), 3, 1),
-    # some taps never meet the image
+    # some taps never overlap the image
     (2, 3, (1, 1), (4, 3), (3, 3), 1, 1),
     (1, 2, (2, 2), (3, 4), (3, 3), 2, 1),
     (2, 2, (1, 5), (3, 2), (5, 3), 1, 2),
@@ -92,8 +93,8 @@ EXTREMES: dict[str, Extreme] = {
 
 
 def cases(device: str, small: bool) -> Iterator[Case]:
-    """The grid of shapes; `small` is what the interpreter can do in a minute."""
-    # the interpreter multiplies bf16 as integers
+    """Grid of shapes; `small` is what the interpreter can compute in a minute."""
+    # without bf16 in the interpreter, which multiplies bf16 as integers
     precisions: Sequence[Precision] = ("fp32", "tf32", "fp16") if small else ("fp32", "tf32", "fp16", "bf16")
     families = (
         _convolutions(precisions, small),
@@ -188,8 +189,7 @@ def _layers(precisions: Sequence[Precision], small: bool) -> Iterator[Measuremen
 
 
 def _extremes(precisions: Sequence[Precision], small: bool) -> Iterator[Measurement]:
-    """Numbers of any size in the layers that may multiply in a type of a smaller range than
-    float32's."""
+    """Extreme values in the layers whose products may have a smaller range than float32."""
     tried: Sequence[Precision] = ("tf32",) if small else precisions
     for precision, (name, extreme) in itertools.product(tried, EXTREMES.items()):
         if precision == "fp16" and extreme.inputs > 1:
@@ -232,18 +232,18 @@ def _drifts(small: bool) -> Iterator[Measurement]:
 def _optimizer_steps(small: bool) -> Iterator[Measurement]:
     matrices = [(3, 37), (1, 5), (2, 300), *([] if small else [(4, 100_003), (3, 797_962)])]
     chains = [(None, False), (1.0, False), (1.0, True)]
-    for matrix, (clip, known), optimizer, gap in itertools.product(matrices, chains, reference.OPTIMIZERS, (0, 6)):
-        name = f"update {matrix} clip={clip} {optimizer} gap={gap}{' known squares' if known else ''}"
+    for matrix, (clip, with_norms), optimizer, gap in itertools.product(matrices, chains, reference.OPTIMIZERS, (0, 6)):
+        name = f"update {matrix} clip={clip} {optimizer} gap={gap}{' known squares' if with_norms else ''}"
         measure = functools.partial(
-            reference.optimizer_step_errors, *matrix, clip=clip, name=optimizer, gap=gap, known=known
+            reference.optimizer_step_errors, *matrix, clip=clip, name=optimizer, gap=gap, with_norms=with_norms
         )
         yield name, "fp32", measure
 
 
 def run(device: str, small: bool, only: Sequence[str] = ()) -> list[str]:
-    """Print the worst error of each family and what is over its limit, and return the latter.
+    """Print the largest error of each family, and print and return the errors over their limit.
 
-    only: precisions and families to which the check is limited.
+    only: precisions and families to check; empty for all.
     """
     selected: dict[tuple[str, str], list[Case]] = {}
     failures = []
@@ -265,7 +265,7 @@ def run(device: str, small: bool, only: Sequence[str] = ()) -> list[str]:
 
 
 if __name__ == "__main__":
-    # cuBLAS products refuse to be deterministic without it
+    # without it, cuBLAS raises where deterministic algorithms are asked for
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     failures = run("cpu" if kernels.is_interpreted() else "cuda", kernels.is_interpreted(), sys.argv[1:])
     print(f"{len(failures)} over their limits" if failures else "all within their limits")

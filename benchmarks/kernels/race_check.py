@@ -1,13 +1,15 @@
 """Static check of compiled kernels for a race: shared-memory buffers that may be overwritten while
 a tensor-core product still reads them.
 
-From Hopper on, tensor cores read shared memory while the kernel goes on, and the compiler decides
-how many blocks of an operand lie there. Where a product and something else read the same block,
-Triton 3.6 counts one too few: results are then wrong now and then, by a little, and a comparison
-with float64 on an idle GPU may pass.
+From Hopper on, tensor cores read shared memory while the kernel continues, and the compiler decides
+how many blocks of an operand are buffered there. If a product and something else read the same
+block, Triton 3.6 buffers one block too few: results are then sometimes slightly wrong, and a
+comparison with float64 on an idle GPU may pass.
 
-`python -m benchmarks.kernels.race_check [bf16 ...] [conv2d ...]` compiles the kernels for an
-H100 or H200 with the shapes of `check`, which needs no GPU, and names such buffers.
+    python -m benchmarks.kernels.race_check [bf16 ...] [conv2d ...]
+
+compiles the kernels for an H100 or H200 with the shapes of `check`, which needs no GPU, and prints
+such buffers.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found"
@@ -35,9 +37,9 @@ _WAIT = re.compile(r"ttng\.warp_group_dot_wait .*pendings = (\d+)")
 def overtaken(ttgir: str) -> list[str]:
     """Shared-memory buffers that may be overwritten while a tensor-core product still reads them.
 
-    The loop copies a block as many steps ahead as there are copies before it: with the loop's own,
-    as many places as copies are needed if the products of a step are still running when its copy
-    begins.
+    A loop copies blocks ahead: as many as there are copies before it. If the products of a step are
+    still running when its copy begins, a buffer needs as many places as there are copies, the one
+    in the loop included.
     """
     places = {name: int(count) for name, count in _RING.findall(ttgir)}
     part_of = dict(_PART.findall(ttgir))
@@ -55,7 +57,7 @@ def overtaken(ttgir: str) -> list[str]:
 
 
 class _Hopper:
-    """Driver of an H100 that only compiles."""
+    """Triton driver that compiles for an H100 and cannot launch."""
 
     def get_current_target(self) -> Any:
         from triton.backends.compiler import GPUTarget
@@ -73,11 +75,10 @@ class _Hopper:
 
 
 def run(only: Sequence[str] = ()) -> list[str]:
-    """Compile the kernels of these precisions and families, and return the buffers that are
-    overtaken.
+    """Compile the kernels of these precisions and families, and return the overwritten buffers.
 
-    It prints how many kernels go on while products run. Kernels are compiled, not launched, from
-    here on in this process.
+    The number of kernels that continue while products run is printed. After this call, the process
+    can only compile kernels, not launch them.
     """
     from triton.runtime import driver, jit
 

@@ -1,7 +1,7 @@
 """Errors of one kernel against PyTorch in float64, on fresh random inputs.
 
-Each function returns the relative error of each of its results, which are NaN before they are
-written. `check` has the shapes.
+Each function returns the relative errors of a kernel's results. Memory holds NaN before it is
+written, so that a place that is left out is noticed. `check` has the shapes.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from stratafl.engine.kernels.updates import drift, fused_optimizer_step
 from stratafl.engine.precision import Precision
 
 ROUND = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-"""The type to which inputs are rounded, but for tf32's, of which there is none."""
+"""Type to which inputs are rounded; torch has none for tf32."""
 
 
 class Extreme(NamedTuple):
-    """Numbers of a comparison that are not of the usual size."""
+    """Factors and values that make the inputs of a comparison extreme."""
 
     inputs: float = 1.0
     gradients: float = 1.0
-    """Factors of the first input and of the output's gradient."""
+    """Factors of the first input, and of the output's gradient."""
     broken: float | None = None
-    """Put in the place of one gradient of the first client: infinite, or no number."""
+    """Infinity or NaN, which replaces one gradient of the first client; None for no replacement."""
 
 
 USUAL = Extreme()
@@ -54,7 +54,7 @@ OPTIMIZERS: dict[str, Optimiser] = {
 
 @contextmanager
 def filled_with_nan() -> Iterator[None]:
-    """New tensors hold NaN until something is written to them."""
+    """Fill new tensors with NaN."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True)
     try:
@@ -64,8 +64,7 @@ def filled_with_nan() -> Iterator[None]:
 
 
 def rounded(x: Tensor, precision: Precision) -> Tensor:
-    """Float32 numbers that this mode's operands hold exactly, unless they are beyond their
-    range."""
+    """Round to float32 values that operands of this precision hold exactly, if in their range."""
     if precision != "tf32":
         return x.to(ROUND[precision]).float()
     bits = x.float().contiguous().view(torch.int32)
@@ -80,8 +79,11 @@ def distance(out: Tensor, reference: Tensor) -> float:
 
 
 def hidden(out: Tensor, reference: Tensor) -> float:
-    """How many of the first client's values should not be finite and are; plus how far the other
-    clients' are off."""
+    """Error of results whose reference is not finite for the first client.
+
+    It is the number of that client's values that are finite and should not be, plus the distance of
+    the other clients' values.
+    """
     broken = ~reference[0].isfinite() & out[0].detach().reshape(reference[0].shape).isfinite()
     return float(broken.sum()) + (distance(out[1:], reference[1:]) if len(out) > 1 else 0.0)
 
@@ -91,12 +93,11 @@ def _compare(
     first_grad: bool = True, offset: int = 0, extreme: Extreme = USUAL,
     decided: Callable[..., Tensor] | None = None,
 ) -> dict[str, float]:  # fmt: skip
-    """Output and gradients of `op` over all clients against `plain` on each; inputs after the first
-    are parameters.
+    """Compare output and gradients of `op` over all clients with those of `plain` on each client.
 
-    Parameters are views of one matrix of rows, and their gradients go to views of another.
-    `decided` tells of the inputs which outputs have the same gradient however they are rounded;
-    the others get none.
+    Inputs after the first are parameters: views of one matrix of rows, whose gradients are written
+    to views of another. `decided` returns which outputs have a gradient that does not depend on
+    rounding; the gradients of the others are set to zero.
     """
     clients = inputs[0].shape[0]
     inputs = [inputs[0] if extreme.inputs == 1 else inputs[0] * extreme.inputs, *inputs[1:]]
@@ -134,30 +135,32 @@ def _compare(
         out = op(x, *views(matrix), gradient_buffers=buffers)
         out.backward(dy.to(out.dtype))
         returned = op(x.detach(), *views(matrix))
-        (whole,) = torch.autograd.grad(returned, matrix, dy.to(out.dtype))
+        (returned_rows,) = torch.autograd.grad(returned, matrix, dy.to(out.dtype))
     errors = {"output": distance(out, y.detach())}
     lengths = gradients[:, offset:].double().square().sum(1)
     errors["squares"] = off(torch.cat(squares, dim=1).sum(1), lengths)
     if first_grad:
         assert x.grad is not None
         errors["input gradient"] = off(x.grad, reference[0])
-    for place, (got, back, ref) in enumerate(zip(views(gradients), views(whole), reference[first_grad:], strict=True)):
+    for place, (got, back, ref) in enumerate(
+        zip(views(gradients), views(returned_rows), reference[first_grad:], strict=True)
+    ):
         errors[f"gradient {place}"] = off(got, ref + views(correction)[place])
         errors[f"returned gradient {place}"] = off(back, ref)
     return errors
 
 
 def _gradient_of(y: Tensor, kept: Tensor | float, extreme: Extreme, precision: Precision) -> Tensor:
-    """A gradient of the output, zero where `kept` is."""
+    """Random gradient of the output, times `kept`."""
     dy = rounded(torch.randn(y.shape, dtype=torch.float64, device=y.device) * extreme.gradients, precision) * kept
     if extreme.broken is not None:
-        # where the output is largest no ReLU cuts its gradient off
+        # at the largest output, ReLU does not set the gradient to zero
         dy[0].view(-1)[y[0].argmax()] = extreme.broken
     return dy
 
 
 def _shaped(rows: Tensor, shape: torch.Size) -> Tensor:
-    """A parameter's part of the rows in its shape; filters lie channels-last."""
+    """Part of the rows in the shape of its parameter; filters are channels-last."""
     if len(shape) != 4:
         return rows.unflatten(1, shape)
     outputs, inputs, height, width = shape
@@ -254,30 +257,30 @@ def embedding_errors(
 
 def flatten_errors(clients: int, batch: int, image: tuple[int, int], channels: int, device: str) -> dict[str, float]:
     x = torch.randn(clients, batch, *image, channels, device=device, requires_grad=True)
-    wanted = x.permute(0, 1, 4, 2, 3).flatten(2)
-    dy = torch.randn_like(wanted)
-    (dx,) = torch.autograd.grad(wanted, x, dy)
+    expected = x.permute(0, 1, 4, 2, 3).flatten(2)
+    dy = torch.randn_like(expected)
+    (dx,) = torch.autograd.grad(expected, x, dy)
     with filled_with_nan():
         out = flatten(x)
         (got,) = torch.autograd.grad(out, x, dy)
-    return {"output": distance(out, wanted.detach().double()), "input gradient": distance(got, dx.double())}
+    return {"output": distance(out, expected.detach().double()), "input gradient": distance(got, dx.double())}
 
 
 def max_pool2d_errors(
     clients: int, batch: int, image: tuple[int, int], channels: int, kernel: tuple[int, int], stride: tuple[int, int],
     padding: tuple[int, int], precision: Precision, device: str,
 ) -> dict[str, float]:  # fmt: skip
-    # few values, so that many are equal: the first of them is to have the gradient
+    # few different values, so that many are equal: the first of them must get the gradient
     x = torch.randint(-3, 3, (clients, batch, *image, channels), device=device).to(ROUND[precision]).requires_grad_()
     exact = x.detach().double().requires_grad_()
     y = functional.max_pool2d(exact.flatten(0, 1).permute(0, 3, 1, 2), kernel, stride, padding).permute(0, 2, 3, 1)
     y = y.unflatten(0, (clients, batch))
     dy = torch.randint(-3, 4, y.shape, device=device)
-    (wanted,) = torch.autograd.grad(y, exact, dy.double())
+    (expected,) = torch.autograd.grad(y, exact, dy.double())
     with filled_with_nan():
         out = max_pool2d(x, kernel, stride, padding)
         (got,) = torch.autograd.grad(out, x, dy.to(x.dtype))
-    return {"output": distance(out, y.detach()), "input gradient": distance(got, wanted)}
+    return {"output": distance(out, y.detach()), "input gradient": distance(got, expected)}
 
 
 def convert_filters_errors(
@@ -300,8 +303,8 @@ def cross_entropy_errors(clients: int, batch: int, classes: int, masked: bool, d
     mask[:, 0] = True
     mask = mask if masked else torch.ones_like(mask)
     exact = z.double().requires_grad_()
-    each = functional.cross_entropy(exact.flatten(0, 1), labels.flatten(), reduction="none").view(clients, batch)
-    loss = (each * mask).sum(1) / mask.sum(1)
+    sample_loss = functional.cross_entropy(exact.flatten(0, 1), labels.flatten(), reduction="none").view(clients, batch)
+    loss = (sample_loss * mask).sum(1) / mask.sum(1)
     dloss = torch.randn(clients, device=device)
     (dz,) = torch.autograd.grad(loss, exact, dloss.double())
     z.requires_grad_()
@@ -313,10 +316,12 @@ def cross_entropy_errors(clients: int, batch: int, classes: int, masked: bool, d
 
 
 def optimizer_step_errors(
-    clients: int, parameters: int, clip: float | None, name: str, gap: int, known: bool, device: str
+    clients: int, parameters: int, clip: float | None, name: str, gap: int, with_norms: bool, device: str
 ) -> dict[str, float]:
-    """One step of an optimizer whose state is not its first, as its own function takes it in
-    float64; with a path where it is not SGD."""
+    """Errors of one optimizer step against the optimizer's own function in float64.
+
+    The state is not the initial one. A path is updated, too, unless the optimizer is SGD.
+    """
 
     def r() -> Tensor:
         apart = torch.zeros(clients, parameters + gap, device=device)
@@ -336,11 +341,11 @@ def optimizer_step_errors(
     d = d + 0.01 * x.double()
     exact = {key: rows.double() if rows.is_floating_point() else rows.clone() for key, rows in state.items()}
     exact, change = optimizer.step(exact, d, x.double(), lr.double()[:, None])
-    wanted = x.double() - change
+    expected = x.double() - change
     moved = None if path is None else path.double() - lr.double()[:, None] * d
     shortened = 0 if clip is None else int((g.double().norm(dim=1) > clip).sum())
     counted = torch.full((), 7, dtype=torch.int64, device=device)
-    squares = [g.square()] if known else []
+    squares = [g.square()] if with_norms else []
     fused_optimizer_step(
         x,
         g,
@@ -353,7 +358,7 @@ def optimizer_step_errors(
         squared_norms=squares,
         clipped_steps=counted,
     )
-    errors = {"rows": distance(x, wanted), "clipped": float(abs(int(counted) - 7 - shortened))}
+    errors = {"rows": distance(x, expected), "clipped": float(abs(int(counted) - 7 - shortened))}
     errors |= {key: distance(state[key].double(), rows.double()) for key, rows in exact.items()}
     return errors if path is None or moved is None else errors | {"path": distance(path, moved)}
 
@@ -362,11 +367,11 @@ def drift_errors(children: int, parents: int, parameters: int, device: str) -> d
     x, added = (torch.randn(children, parameters, device=device) for _ in range(2))
     rows, rate = torch.randn(parents, parameters, device=device), torch.rand(children, 1, device=device) + 0.1
     of = torch.arange(children, device=device) * parents // children
-    wanted = (x.double() - rows.double()[of]) / rate.double()
+    expected = (x.double() - rows.double()[of]) / rate.double()
     with filled_with_nan():
-        errors = {"drift": distance(drift(x, rows, of, rate), wanted)}
+        errors = {"drift": distance(drift(x, rows, of, rate), expected)}
         for name, rows_added in {"plus": added, "plus one row": added[:1].expand_as(added)}.items():
-            errors[name] = distance(drift(x, rows, of, rate, rows_added), wanted + rows_added.double())
+            errors[name] = distance(drift(x, rows, of, rate, rows_added), expected + rows_added.double())
     return errors
 
 
@@ -385,13 +390,13 @@ def lstm_errors(
     }
     layers: list[Any] = [tuple(weights[f"{kind}_l{layer}"] for kind in KINDS) for layer in range(2)]
     with filled_with_nan():
-        ours = lstm(x, layers, precision)
-        ours.backward(dy.to(ours.dtype))
-    errors = {"y": distance(ours, y.detach())}
+        out = lstm(x, layers, precision)
+        out.backward(dy.to(out.dtype))
+    errors = {"y": distance(out, y.detach())}
     for name, weight in weights.items():
-        theirs = [module.get_parameter(name).grad for module in exact]
+        gradients = [module.get_parameter(name).grad for module in exact]
         assert weight.grad is not None
-        errors[name] = distance(weight.grad, torch.stack([grad for grad in theirs if grad is not None]))
+        errors[name] = distance(weight.grad, torch.stack([grad for grad in gradients if grad is not None]))
     return errors
 
 

@@ -45,7 +45,7 @@ CLIENTS, TIMES = "10x10", 3
 
 
 def paper_state(method: str, device: torch.device) -> StateDict:
-    """A federation's state with values as different as after training."""
+    """State of a federation, with values like those of trained models."""
     flat = FlatModule(build("cnn", (3, 32, 32), 10))
     x_P, b_B = (row.to(device) for row in flat.flatten_module(flat.module))
     tree = Tree.of(CLIENTS)
@@ -56,19 +56,20 @@ def paper_state(method: str, device: torch.device) -> StateDict:
         return rows + 0.01 * torch.randn(rows.shape, generator=noise, device=device)
 
     kept = [1] if method == "mtgc" else [1, 2]
-    for level, now in enumerate(federation.levels):
-        model = trained(now.model)
-        given = {**now.broadcast, "model": model} if now.broadcast else {}
-        now = replace(now, model=model, broadcast=given)
+    for level, state in enumerate(federation.levels):
+        model = trained(state.model)
+        broadcast = {**state.broadcast, "model": model} if state.broadcast else {}
+        state = replace(state, model=model, broadcast=broadcast)
         if level in kept:
-            state = {name: trained(rows) for name, rows in now.state.items()}
-            note = {
+            rule_state = {name: trained(rows) for name, rows in state.state.items()}
+            extras = {
                 name: tree.to_children(level, rows)
                 for name, rows in extras_of(federation.levels[level - 1].broadcast).items()
             }
-            # what follows from a state is part of a checkpoint, too
-            now = replace(now, state=state, correction=federation.edges[level].rule.correction(state, note))
-        federation.levels[level] = now
+            # the correction, which is computed from the state, is stored in a checkpoint, too
+            correction = federation.edges[level].rule.correction(rule_state, extras)
+            state = replace(state, state=rule_state, correction=correction)
+        federation.levels[level] = state
     return {"step": 0, "federation": federation.saved(), "traffic": CommunicationMeter(tree).saved(), "chunk": None}
 
 
@@ -114,8 +115,7 @@ def _plain_copy(folder: Path, contents: list[bytes]) -> None:
 
 
 def share_of_a_run(folder: Path, device: str) -> dict[str, Any]:
-    """Rounds and checkpoints of a run as a user starts it, timed; then the share at the usual
-    distance."""
+    """Times of the rounds and checkpoints of a run, and the share of checkpoints by default."""
     config = Config.of({
         "tree": {"shape": CLIENTS},
         "model": {"name": "mlp", "hidden": [200, 200]},
@@ -151,12 +151,12 @@ def share_of_a_run(folder: Path, device: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, help="on the disk to measure; a temporary one unless given")
-    parser.add_argument("--out", type=Path, help="where the numbers go, as JSON")
-    given = parser.parse_args()
+    parser.add_argument("--folder", type=Path, help="folder on the disk to measure; default: a temporary folder")
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
+    options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     costs = []
-    with tempfile.TemporaryDirectory(dir=given.folder) as place:
+    with tempfile.TemporaryDirectory(dir=options.folder) as place:
         for method in ("mtgc", "scaffold"):
             cost = checkpoint_cost(method, Path(place) / method, device)
             costs.append(cost)
@@ -171,9 +171,9 @@ def main() -> None:
         f"share of a run's time, a checkpoint every {share['checkpoint_every']} rounds "
         f"of {share['steps_per_round']} steps: {100 * share['share']:.2f} %"
     )
-    if given.out is not None:
-        found = {"environment": environment(), "checkpoints": costs, "run": share}
-        given.out.write_text(json.dumps(found, indent=2) + "\n")
+    if options.out is not None:
+        record = {"environment": environment(), "checkpoints": costs, "run": share}
+        options.out.write_text(json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":

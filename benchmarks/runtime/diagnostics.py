@@ -27,7 +27,7 @@ SHAPES = {"mlp": (784,), "cnn": (3, 32, 32)}
 def study(
     model: str, tree: str, periods: Sequence[int], engine: EngineName, device: str, diagnose: Diagnose
 ) -> Simulation:
-    """A simulation with the paper's client: batches of 50, clipping at 10, weight decay."""
+    """Simulation with the paper's client: batches of 50, clipping at 10, weight decay."""
     clients = int(np.prod([int(part) for part in tree.split("x")]))
     maker = torch.Generator().manual_seed(0)
     inputs = torch.randn(clients * SAMPLES, *SHAPES[model], generator=maker)
@@ -50,24 +50,23 @@ def study(
 
 
 def share(simulation: Simulation, rounds: int) -> tuple[float, float]:
-    """Median seconds of a round, and the share of all that was spent on looking; the first round
-    warms up.
+    """Median seconds of a round, and the share of all rounds that diagnostics take.
 
-    Looking is timed by itself, with the device idle before and after: two runs one after the other
-    differ by more.
+    The first round is a warm-up. Diagnostics are timed by themselves, with the device idle before
+    and after, because two runs differ by more than the diagnostics take.
     """
     drift = simulation.drift
     assert drift is not None
-    looking = 0.0
+    measured = 0.0
 
     def timed(method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*given: Any, **named: Any) -> Any:
-            nonlocal looking
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal measured
             _wait()
             began = time.perf_counter()
-            result = method(*given, **named)
+            result = method(*arguments, **options)
             _wait()
-            looking += time.perf_counter() - began
+            measured += time.perf_counter() - began
             return result
 
         return call
@@ -75,13 +74,13 @@ def share(simulation: Simulation, rounds: int) -> tuple[float, float]:
     for name in ("on_training_begin", "on_sync", "pop_round"):
         setattr(drift, name, timed(getattr(drift, name)))
     next(simulation)
-    looking, spent = 0.0, []
+    measured, spent = 0.0, []
     for _ in range(rounds):
         began = time.perf_counter()
         next(simulation)
         _wait()
         spent.append(time.perf_counter() - began)
-    return float(np.median(spent)), looking / sum(spent)
+    return float(np.median(spent)), measured / sum(spent)
 
 
 def _wait() -> None:
@@ -93,22 +92,22 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, default=4)
-    given = parser.parse_args()
+    options = parser.parse_args()
     modes: list[Diagnose] = ["drift", "ideal"]
-    big = given.device == "cuda"
+    big = options.device == "cuda"
     engine: EngineName = "stacked" if big else "loop"
     cases: list[tuple[str, str, list[int]]] = (
         [("cnn", "10x10", [5, 20]), ("mlp", "10x10", [5, 20]), ("mlp", "10x10", [20, 5])]
         if big
         else [("mlp", "2x5", [3, 5]), ("cnn", "2x2", [2, 5])]
     )
-    print(f"{given.device}, {engine} engine, MTGC")
+    print(f"{options.device}, {engine} engine, MTGC")
     for model, tree, periods in cases:
         for mode in modes:
-            seconds, looking = share(study(model, tree, periods, engine, given.device, mode), given.rounds)
+            seconds, measured = share(study(model, tree, periods, engine, options.device, mode), options.rounds)
             print(
                 f"{model} {tree}, periods {periods}, {mode}: "
-                f"{100 * looking:.2f} % of a round of {1e3 * seconds:.1f} ms is spent on looking"
+                f"{100 * measured:.2f} % of a round of {1e3 * seconds:.1f} ms is spent on diagnostics"
             )
 
 

@@ -50,12 +50,11 @@ def simulation(shape: Any, rounds: int, ranks: Communicator) -> Simulation:
 
 
 def least_bytes(run: Simulation) -> int:
-    """That this rank must give in a round: one row of each shared parent, whenever its children
-    meet."""
+    """Fewest bytes of this rank in a round: one row per shared parent and synchronisation."""
     tree, meetings = run.federation.tree, run.schedule.meetings
     if not isinstance(tree, Branch):
         return 0
-    shared = sum(int(meetings[level]) * len(tree._shared(level)) for level in range(1, tree.depth + 1))
+    shared = sum(int(meetings[level]) * len(tree._shared_parents(level)) for level in range(1, tree.depth + 1))
     return shared * run.federation.levels[0].model.nbytes
 
 
@@ -64,34 +63,28 @@ def one_rank(shape: Any, rounds: int, out: Path) -> None:
     ranks = Communicator.join()
     run = simulation(shape, rounds, ranks)
     next(run)
-    ranks.given.clear()
+    ranks.bytes_sent.clear()
     seconds = [record.seconds for record in run]
-    mine = {"given": dict(ranks.given), "least": least_bytes(run), "leaves": run.federation.tree.leaves}
-    every = ranks.all(mine)
+    measured = {"sent": dict(ranks.bytes_sent), "least": least_bytes(run), "leaves": run.federation.tree.leaves}
+    all_measured = ranks.all(measured)
     if ranks.is_first:
         out.write_text(
-            json.dumps({"seconds": seconds, "ranks": every, "norm": float(run.federation.levels[0].model.norm())})
+            json.dumps(
+                {"seconds": seconds, "ranks": all_measured, "norm": float(run.federation.levels[0].model.norm())}
+            )
         )
     ranks.leave()
 
 
 def on_ranks(count: int, tree: str, rounds: int, out: Path) -> dict[str, Any]:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    found = {
+    environment = {
         **os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
     }  # fmt: skip
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.runtime.distributed",
-        "--rounds",
-        str(rounds),
-        "--one-rank",
-        tree,
-        str(out),
-    ]
-    processes = [subprocess.Popen(command, env={**found, "RANK": str(rank)}) for rank in range(count)]
+    module = "benchmarks.runtime.distributed"
+    command = [sys.executable, "-m", module, "--rounds", str(rounds), "--one-rank", tree, str(out)]
+    processes = [subprocess.Popen(command, env={**environment, "RANK": str(rank)}) for rank in range(count)]
     try:
         codes = [process.wait() for process in processes]
     finally:
@@ -103,18 +96,18 @@ def on_ranks(count: int, tree: str, rounds: int, out: Path) -> dict[str, Any]:
 
 
 def compare(tree: str, count: int, rounds: int, out: Path) -> dict[str, Any]:
-    # turn by turn, and the fastest round of each: a virtual machine's cores are not equally fast at
-    # every moment
+    # in turns, and the fastest round of each: the cores of a virtual machine are not always equally
+    # fast
     turns = [[on_ranks(ranks, tree, rounds, out) for ranks in (1, count)] for _ in range(TURNS)]
     one, several = turns[-1]
-    given = sum(rank["given"].get("rows", 0) for rank in several["ranks"]) / (rounds - 1)
+    sent = sum(rank["sent"].get("rows", 0) for rank in several["ranks"]) / (rounds - 1)
     least = sum(rank["least"] for rank in several["ranks"])
-    small = sum(rank["given"].get(kind, 0) for rank in several["ranks"] for kind in ("numbers", "values"))
+    small = sum(rank["sent"].get(kind, 0) for rank in several["ranks"] for kind in ("numbers", "values"))
     alone, shared = (min(min(turn[which]["seconds"]) for turn in turns) for which in (0, 1))
     return {
         "tree": tree, "ranks": count, "leaves": [rank["leaves"] for rank in several["ranks"]],
         "seconds_one": alone, "seconds_several": shared, "speedup": alone / shared,
-        "bytes_of_rows": given, "least_bytes": least, "of_the_least": given / least,
+        "bytes_of_rows": sent, "least_bytes": least, "of_the_least": sent / least,
         "small_bytes": small / (rounds - 1),
         "relative_difference": abs(one["norm"] / several["norm"] - 1),
     }  # fmt: skip
@@ -126,17 +119,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("ranks.json"))
     parser.add_argument("--one-rank", nargs=2, metavar=("TREE", "FILE"), help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.one_rank:
-        return one_rank(TREES[given.one_rank[0]], given.rounds, Path(given.one_rank[1]))
-    rows = [compare(tree, given.ranks, given.rounds, given.out) for tree in TREES]
-    given.out.write_text(json.dumps({"environment": environment(), "runs": rows}, indent=2) + "\n")
+    options = parser.parse_args()
+    if options.one_rank:
+        return one_rank(TREES[options.one_rank[0]], options.rounds, Path(options.one_rank[1]))
+    rows = [compare(tree, options.ranks, options.rounds, options.out) for tree in TREES]
+    options.out.write_text(json.dumps({"environment": environment(), "runs": rows}, indent=2) + "\n")
     for row in rows:
         print(
             f"{row['tree']}: {row['seconds_one']:.2f} s a round on one rank, {row['seconds_several']:.2f} s on "
             f"{row['ranks']} ({row['leaves']} clients): {row['speedup']:.2f} times as fast; rows "
             f"{row['bytes_of_rows'] / 1e6:.2f} MB a round, {row['of_the_least']:.2f} of the least, and "
-            f"{row['small_bytes'] / 1e3:.1f} kB of small things"
+            f"{row['small_bytes'] / 1e3:.1f} kB of small messages"
         )
 
 

@@ -13,11 +13,7 @@ from stratafl.data.partition.partition import partition
 CASES: dict[str, dict[str, Any]] = {
     "iid": {"name": "iid"},
     "dirichlet 0.1": {"name": "dirichlet", "alpha": 0.1},
-    "dirichlet 0.1, log-normal sizes": {
-        "name": "dirichlet",
-        "alpha": 0.1,
-        "sizes": {"lognormal": 1.0},
-    },
+    "dirichlet 0.1, log-normal sizes": {"name": "dirichlet", "alpha": 0.1, "sizes": {"lognormal": 1.0}},
     "release_dirichlet 0.1": {"name": "release_dirichlet", "alpha": 0.1},
     "classes 2": {"name": "classes", "k": 2},
     "classes 2, equal sizes": {"name": "classes", "k": 2, "sizes": "equal"},

@@ -1,8 +1,8 @@
-"""Time to price a run of 1,000 clients and 1,000 global rounds on several networks.
+"""Time to compute the cost of a run of 1,000 clients and 1,000 global rounds on several networks.
 
-python -m benchmarks.runtime.pricing
+    python -m benchmarks.runtime.pricing
 
-One thread; seconds of the processor, which other programs do not change much, and by the wall.
+On one thread; in CPU seconds, which other programs do not change much, and in wall-clock seconds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ JITTERY = Network.of(
 
 
 def make_workload(shape: str, periods: list[int], participation: Participation) -> Workload:
-    """A run of MTGC as far as pricing needs it."""
+    """Workload of a run of MTGC."""
     tree = Tree.of(shape)
     return Workload(
         tree=tree,
@@ -62,16 +62,16 @@ def main() -> None:
         ("10x100", [10, 20], None),
     ]
     torch.set_num_threads(1)
-    print(f"{ROUNDS} global rounds of 1,000 clients; seconds to price them: of one core, by the wall")
+    print(f"{ROUNDS} global rounds of 1,000 clients; seconds to compute their cost: CPU, wall clock")
     for shape, periods, participation in cases:
         workload = make_workload(shape, periods, participation)
-        for chosen in (network("lan_wan"), network("nyc_mesh"), JITTERY):
+        for a_network in (network("lan_wan"), network("nyc_mesh"), JITTERY):
             begin = time.process_time(), time.perf_counter()
-            priced = costs(workload, instantiate_network(chosen, workload.tree, 0, workload.samples_N, FLOPS))
+            priced = costs(workload, instantiate_network(a_network, workload.tree, 0, workload.samples_N, FLOPS))
             core, wall = time.process_time() - begin[0], time.perf_counter() - begin[1]
             hours = priced.seconds_R.sum() / 3600
-            who = "all" if participation is None else f"{participation:.0%}"
-            print(f"{shape:9} periods {periods!s:11} {who:4} {chosen.name:28} "
+            share = "all" if participation is None else f"{participation:.0%}"
+            print(f"{shape:9} periods {periods!s:11} {share:4} {a_network.name:28} "
                   f"{core:6.2f} s {wall:6.2f} s   ({hours:.1f} h there)")  # fmt: skip
 
 

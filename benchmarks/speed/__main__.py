@@ -17,7 +17,7 @@ from stratafl.base.validation import check_integer
 from stratafl.cli import tables
 from stratafl.cli.options import AsJson
 
-Size = Annotated[int | None, typer.Option(help="What suits the device, unless given.")]
+Size = Annotated[int | None, typer.Option(help="Default: a size for the device.")]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -27,27 +27,29 @@ def speed_command(
     model: Annotated[str, typer.Option(help="One of `stratafl models`.")] = "cnn",
     clients: Size = None,
     batch: Size = None,
-    steps: Annotated[int | None, typer.Option(help="Steps between two synchronisations; likewise.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Steps between two synchronisations. Default: for the device.")
+    ] = None,
     engine: Annotated[
         list[str] | None,
         typer.Option(
-            help='"stacked:bf16", "vmap:tf32", "plain loop", ...; repeatable; all that make sense here unless given. '
+            help='"stacked:bf16", "vmap:tf32", "plain loop", ...; repeatable. Default: all that suit the device. '
             '"vmap" is plain torch.func.vmap, also "graphed" or "compiled", and not the engine "vmap".'
         ),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="A GPU if there is one, unless given.")] = None,
+    device: Annotated[str | None, typer.Option(help="Default: a GPU if there is one.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Time the engines beside plain PyTorch: the whole loop, the same data, one run."""
+    """Time the engines and plain PyTorch: the complete loop, the same data, one process."""
     for name, value in (("--clients", clients), ("--batch", batch), ("--steps", steps)):
         if value is not None:
             check_integer(name, value, at_least=1)
-    where = check_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    torch_device = check_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if as_json:
-        table = compare_engines(model, clients, batch, steps, engine, where)
+        table = compare_engines(model, clients, batch, steps, engine, torch_device)
         print(json.dumps(table.as_dict()))
     else:
-        table = compare_engines(model, clients, batch, steps, engine, where, watch=TablePrinter())
+        table = compare_engines(model, clients, batch, steps, engine, torch_device, watch=TablePrinter())
         for remark in table.remarks():
             tables.print_sentence(remark)
     if table.failed:

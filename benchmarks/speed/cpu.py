@@ -1,13 +1,13 @@
-"""Time the stacked engine against the loop on a CPU, by model, number of clients and batch.
+"""Time of the stacked engine against the loop on a CPU, by model, number of clients and batch.
 
-The default engine on a CPU rests on these measurements.
+The choice of the default engine on a CPU is based on these measurements.
 
-python -m benchmarks.speed.cpu [--out FILE.json] [--only KIND ...] [--threads N ...]
+    python -m benchmarks.speed.cpu [--out FILE.json] [--only KIND ...] [--threads N ...]
 
-The engines alternate within one process, so that other load slows both alike; a ratio is the
+The engines alternate within one process, so that other load slows both equally; a ratio is the
 median over the repetitions. With one thread CPU time is measured, with several wall-clock time. The
 synchronisation is not timed: it is the same for both, and with several threads on a busy machine it
-would dominate. Rows that FILE has of other models at the same commit are kept.
+would dominate. Rows in FILE of other models at the same commit are kept.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ GREY, COLOUR, DIGIT, TEXT = (1, 28, 28), (3, 32, 32), (1, 8, 8), (80,)
 SIZES = ((2, 20), (10, 20), (100, 20), (10, 10), (10, 50))
 """Numbers of clients and batch sizes."""
 IMAGES, LARGE = ((2, 20), (10, 20), (10, 10), (10, 50)), ((10, 20),)
-"""For models that take longer."""
+"""Numbers of clients and batch sizes for slower models."""
 
 
 class Model(NamedTuple):
@@ -54,7 +54,7 @@ class Model(NamedTuple):
 
 
 def network(convolution: Callable[[int, int, bool], list[nn.Module]], pool: bool, drop: float = 0.0) -> nn.Module:
-    """Three convolutions that halve their images by pooling or by strides of two."""
+    """CNN with three convolutions that halve their images by pooling or by strides of two."""
     layers: list[nn.Module] = []
     for channels, out in ((3, 16), (16, 32), (32, 64)):
         layers += [*convolution(channels, out, not pool and channels > 3), nn.ReLU()]
@@ -83,7 +83,7 @@ def depthwise(channels: int, out: int, halves: bool) -> list[nn.Module]:
 
 
 class Dropping(nn.Module):
-    """A small `nn.TransformerEncoder` with its default dropout."""
+    """Small `nn.TransformerEncoder` with its default dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ def measured(job: TrainingJob, threads: int, turns: int) -> dict[str, Any]:
 
 
 def chosen(job: TrainingJob) -> dict[str, Any]:
-    """The default engine, and the properties that decide it."""
+    """Default engine, and the properties of the model that decide it."""
     supply = InMemorySamples(job.inputs, job.targets)
     training = ClientTraining(
         flat=FlatModule(job.module), loss=F.cross_entropy, samples=supply,
@@ -184,7 +184,7 @@ def chosen(job: TrainingJob) -> dict[str, Any]:
 
 
 def earlier(path: Path, commit: str, others: list[str]) -> list[dict[str, Any]]:
-    """Rows of a file from the same commit, without those of these models."""
+    """Rows of a file from the same commit, except those of the given models."""
     stored: dict[str, Any] = {"environment": {"commit": ""}, "rows": []}
     if path.exists():
         stored = json.loads(path.read_text())
@@ -198,23 +198,23 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--turns", type=int, default=5)
-    given = parser.parse_args()
-    here = environment()
-    found = [] if given.out is None else earlier(given.out, str(here["commit"]), given.only)
-    for name in given.only:
+    options = parser.parse_args()
+    machine = environment()
+    rows = [] if options.out is None else earlier(options.out, str(machine["commit"]), options.only)
+    for name in options.only:
         model = MODELS[name]
         for clients, batch in model.sizes:
             job = job_for(model.build_module, model.shape, model.classes, torch.device("cpu"), clients, batch, STEPS)
             row: dict[str, Any] = {"model": name, "clients": clients, "batch": batch, **chosen(job)}
-            for threads in given.threads:
+            for threads in options.threads:
                 torch.set_num_threads(threads)
-                row[f"{threads} threads"] = measured(job, threads, given.turns)
-            found.append(row)
-            ratios = ", ".join(f"{row[f'{n} threads']['times the loop']:.2f}x on {n}" for n in given.threads)
+                row[f"{threads} threads"] = measured(job, threads, options.turns)
+            rows.append(row)
+            ratios = ", ".join(f"{row[f'{n} threads']['times the loop']:.2f}x on {n}" for n in options.threads)
             size = f"{row['kB an operation gives']:8} kB {'pooled' if row['pools images'] else '':6}"
             print(f"{name:30} {clients:4} x {batch:3} {size} {row['default']:8} {ratios}", flush=True)
-            if given.out is not None:
-                given.out.write_text(json.dumps({"environment": here, "rows": found}, indent=1) + "\n")
+            if options.out is not None:
+                options.out.write_text(json.dumps({"environment": machine, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Measure all engines on a GPU in one run: every model and contender, many clients, and the
-synchronisation.
+"""Measurement of all engines on a GPU: every model and contender, many clients, synchronisation.
 
-python -m benchmarks.speed.h200 --out benchmarks/results [--only cnn mlp ...]
-python -m benchmarks.speed.publish
+    python -m benchmarks.speed.h200 --out benchmarks/results [--only cnn mlp ...]
+    python -m benchmarks.speed.publish
 
-Writes one file per part as soon as it is measured, with commit and hardware. A part that fails is
-named, and the others are still measured. The second command writes the numbers into the documents.
+The first command writes one file per part as soon as it is measured, with commit and hardware. A
+part that fails is named, and the others are still measured. The second command writes the numbers
+into the documents.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ EVERY_WAY = (
     "stacked:tf32", "graphed loop:bf16", "vmap:bf16", "graphed vmap:bf16", "compiled vmap:bf16", "jax:bf16",
     "stacked:bf16", "stacked:fp16", "stacked:fp32",
 )  # fmt: skip
-"""One precision of the plain loop is enough: it waits for the host in each."""
+"""Contenders. The plain loop has one precision, since it waits for the host in every one."""
 
 
 def _bench(model: str, clients: int, engines: tuple[str, ...], rounds: int = 2) -> Callable[[], dict[str, Any]]:
     def run() -> dict[str, Any]:
-        there = [name for name in engines if jax_baseline.available() or not name.startswith("jax")]
-        table = compare_engines(model, clients, engines=there, device=DEVICE, rounds=rounds, watch=TablePrinter())
+        available = [name for name in engines if jax_baseline.available() or not name.startswith("jax")]
+        table = compare_engines(model, clients, engines=available, device=DEVICE, rounds=rounds, watch=TablePrinter())
         print("\n".join(table.remarks()))
         return table.as_dict()
 
@@ -45,16 +45,16 @@ def _bench(model: str, clients: int, engines: tuple[str, ...], rounds: int = 2) 
 
 
 def _sync() -> dict[str, Any]:
-    found = {
+    milliseconds = {
         method: {
             "groups": synchronisation.milliseconds(DEVICE, method, 2),
             "groups and root": synchronisation.milliseconds(DEVICE, method, 1),
         }
         for method in ("hfedavg", "mtgc", "scaffold")
     }
-    for method, both in found.items():
-        print(f"meeting, 100 rows x {synchronisation.PARAMETERS:,}, {method}: {json.dumps(both)} ms")
-    return {"rows": 100, "parameters": synchronisation.PARAMETERS, "milliseconds": found}
+    for method, levels in milliseconds.items():
+        print(f"meeting, 100 rows x {synchronisation.PARAMETERS:,}, {method}: {json.dumps(levels)} ms")
+    return {"rows": 100, "parameters": synchronisation.PARAMETERS, "milliseconds": milliseconds}
 
 
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
@@ -81,20 +81,20 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="a folder")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
     parser.add_argument("--only", nargs="*", default=list(PARTS), choices=list(PARTS))
-    given = parser.parse_args()
+    options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("this benchmark needs a GPU")
-    given.out.mkdir(parents=True, exist_ok=True)
+    options.out.mkdir(parents=True, exist_ok=True)
     failed = []
-    for name in given.only:
+    for name in options.only:
         print(f"-- {name}", flush=True)
         began = time.perf_counter()
         try:
-            found = {"environment": environment(), **PARTS[name]()}
-            (given.out / f"h200_{name}.json").write_text(json.dumps(found, indent=1) + "\n")
-            failed += [f"{name}, {way}" for way in found.get("failed", {})]
+            record = {"environment": environment(), **PARTS[name]()}
+            (options.out / f"h200_{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+            failed += [f"{name}, {way}" for way in record.get("failed", {})]
             torch.cuda.empty_cache()
         except Exception:
             traceback.print_exc()

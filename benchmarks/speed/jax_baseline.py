@@ -1,10 +1,11 @@
 """Baseline of the speed benchmark in JAX: the same training, compiled.
 
 A round of all clients is one compiled program: batches are drawn, transformed and trained on in a
-scan, then the clients are averaged. JAX is no dependency; it is imported when a job is set up.
+scan, then the clients are averaged. JAX is not a dependency; it is imported when a job is set up.
 
-JAX's default products of float32 operands are tf32 on recent NVIDIA GPUs; fp32 asks for exact ones,
-bf16 has activations and products in 16 bits. Weights, corrections and updates are float32 in each.
+JAX's default products of float32 operands are tf32 on recent NVIDIA GPUs; "fp32" requests exact
+ones, "bf16" has activations and products in 16 bits. Weights, corrections and updates are float32
+in every precision.
 
 Shape suffixes: C clients, S a client's samples, E epochs, T steps, B batch, N all samples, H
 height, W width, K channels, F features.
@@ -29,28 +30,26 @@ from stratafl.data.transforms import PAD, flip_and_crop
 from stratafl.engine.precision import Precision
 
 Array = Any
-"""JAX's own type cannot be named without importing it."""
+"""Array of JAX, whose type cannot be named without importing JAX."""
 Parameters = list[tuple[Array, ...]]
-"""Each layer's weight and bias, in the order of the layers; empty for layers that have none."""
+"""Weight and bias of each layer, in the order of the layers; empty for layers without them."""
 Forward = Callable[[tuple[Array, ...], Array], Array]
-"""One layer: its weights, the batch -> the batch."""
+"""Function of a layer: (weights, batch) -> batch."""
 
 
 class UnsupportedByJax(InvalidInput):
-    """A job that this baseline does not support; a table may leave it out."""
+    """Error for a job that this baseline does not support; a table may leave it out."""
 
 
 class JaxModel(NamedTuple):
-    """A module as JAX sees it. Images are (B, H, W, K), since XLA's fastest convolutions read
-    channels together."""
+    """Module as a JAX function. Images are (B, H, W, K), for XLA's fastest convolutions."""
 
     weights: Parameters
     apply: Callable[[Parameters, Array], Array]
 
 
 class DeviceData(NamedTuple):
-    """Data on the device. Passed as arguments, since a compiled program copies values it closes
-    over."""
+    """Data on the device, passed as arguments: a compiled program copies values it closes over."""
 
     inputs_N: Array
     targets_N: Array
@@ -63,18 +62,17 @@ def available() -> bool:
 
 
 def precisions(device: torch.device) -> tuple[Precision, ...]:
-    """The precisions that JAX can be asked for on this device."""
+    """Precisions of JAX on a device."""
     return ("fp32", "tf32", "bf16") if device.type == "cuda" else ("fp32", "bf16")
 
 
 def jax_vmap_baseline(job: TrainingJob, precision: Precision = "fp32") -> Round:
-    """Train by `jax.vmap` over one client's gradient function, compiled together with the whole
-    round."""
+    """Train by `jax.vmap` over one client's gradient function, in a compiled round."""
     return JaxClients(job, precision).round
 
 
 class JaxClients:
-    """The weights of all clients, one row each, and their round."""
+    """Weights of all clients, one row each, and their training round."""
 
     def __init__(self, job: TrainingJob, precision: Precision = "fp32"):
         jax = _jax()
@@ -95,7 +93,7 @@ class JaxClients:
         self._precision = precision
 
     def round(self) -> None:
-        """Train and aggregate; return when the device has finished."""
+        """Train and aggregate, and wait until the device has finished."""
         exact: AbstractContextManager[Any] = nullcontext()
         if self._precision == "fp32":
             exact = _jax().default_matmul_precision("float32")
@@ -105,9 +103,9 @@ class JaxClients:
 
 
 def convert(module: nn.Module) -> JaxModel:
-    """The weights, still on the host, and a function that computes what the module does."""
+    """Convert a module to weights, which stay on the host, and a function of them."""
     layers = list(_leaves(module))
-    # a module counts what its layers share once
+    # the module counts shared parameters once, the layers count them several times
     if sum(len(list(layer.parameters())) for layer in layers) != len(list(module.parameters())):
         raise UnsupportedByJax("module", module, "layers must not share weights")
     forwards = [_forward(layer) for layer in layers]
@@ -121,57 +119,57 @@ def convert(module: nn.Module) -> JaxModel:
 
 
 def images_last(inputs: Tensor) -> Array:
-    """Inputs as a `JaxModel` takes them: channels at the end if they are images."""
+    """Inputs of a `JaxModel`: images with their channels last."""
     return _array(inputs.permute(0, 2, 3, 1) if inputs.dim() == 4 else inputs)
 
 
 def _training(job: TrainingJob, network: JaxModel, precision: Precision) -> Callable[..., tuple[Parameters, Array]]:
-    """The whole round as one function of arrays."""
+    """Training round as one function of arrays."""
     jax = _jax()
     jnp = jax.numpy
-    held = jnp.bfloat16 if precision == "bf16" else jnp.float32
+    dtype = jnp.bfloat16 if precision == "bf16" else jnp.float32
 
     def loss(weights: Parameters, inputs_B: Array, targets_B: Array, present_B: Array) -> Array:
-        held_weights = jax.tree.map(lambda weight: weight.astype(held), weights)
-        log_BK = jax.nn.log_softmax(network.apply(held_weights, inputs_B.astype(held)).astype(jnp.float32))
-        found_B = jnp.take_along_axis(log_BK, targets_B[:, None], axis=1)[:, 0]
-        return -jnp.sum(found_B * present_B) / jnp.sum(present_B)
+        cast_weights = jax.tree.map(lambda weight: weight.astype(dtype), weights)
+        log_BK = jax.nn.log_softmax(network.apply(cast_weights, inputs_B.astype(dtype)).astype(jnp.float32))
+        log_likelihood_B = jnp.take_along_axis(log_BK, targets_B[:, None], axis=1)[:, 0]
+        return -jnp.sum(log_likelihood_B * present_B) / jnp.sum(present_B)
 
     gradients = jax.vmap(jax.grad(loss), in_axes=(0, 0, 0, None))
 
     def train(weights: Parameters, key: Array, corrections: Parameters, data: DeviceData) -> tuple[Parameters, Array]:
-        def step(weights: Parameters, drawn: tuple[Array, Array, Array]) -> tuple[Parameters, None]:
-            index_CB, present_B, key = drawn
+        def step(weights: Parameters, batch: tuple[Array, Array, Array]) -> tuple[Parameters, None]:
+            index_CB, present_B, key = batch
             if job.augment is None:
                 inputs_CB = data.inputs_N[index_CB]
             else:
                 draws = jax.random.uniform(key, (4, *index_CB.shape))
                 inputs_CB = flipped_and_cropped(data.inputs_N, index_CB, draws)
-            found = gradients(weights, inputs_CB, data.targets_N[index_CB], present_B)
-            found = jax.tree.map(jnp.add, found, corrections)
-            squares = [jnp.sum(row**2, axis=range(1, row.ndim)) for row in jax.tree.leaves(found)]
+            gradient = gradients(weights, inputs_CB, data.targets_N[index_CB], present_B)
+            gradient = jax.tree.map(jnp.add, gradient, corrections)
+            squares = [jnp.sum(row**2, axis=range(1, row.ndim)) for row in jax.tree.leaves(gradient)]
             shrink_C = job.clip / jnp.maximum(jnp.sqrt(sum(squares)), job.clip)
 
             def descend(weight: Array, row: Array) -> Array:
                 return weight - job.lr * shrink_C.reshape(-1, *[1] * (row.ndim - 1)) * row
 
-            return jax.tree.map(descend, weights, found), None
+            return jax.tree.map(descend, weights, gradient), None
 
         key, shuffles, transforms = jax.random.split(key, 3)
         index_TCB, present_TB = drawn_batches(shuffles, data.samples_CS, job.batch, job.steps)
-        drawn = (index_TCB, present_TB, jax.random.split(transforms, job.steps))
-        weights, _ = jax.lax.scan(step, weights, drawn)
-        met = jax.tree.map(lambda weight: jnp.broadcast_to(weight.mean(axis=0), weight.shape), weights)
-        return met, key
+        batch = (index_TCB, present_TB, jax.random.split(transforms, job.steps))
+        weights, _ = jax.lax.scan(step, weights, batch)
+        averaged = jax.tree.map(lambda weight: jnp.broadcast_to(weight.mean(axis=0), weight.shape), weights)
+        return averaged, key
 
     return train
 
 
 def drawn_batches(key: Array, samples_CS: Array, batch: int, steps: int) -> tuple[Array, Array]:
-    """The samples of each step's batches, and which of them count.
+    """Sample indices of each step's batches, and a mask of the samples that count.
 
-    Every client goes through its samples in a new order each epoch. A scan needs batches of one
-    size, so an epoch's last one is filled up with samples that do not count.
+    Every client has a new order of its samples in each epoch. A scan needs batches of one size, so
+    the last batch of an epoch is padded with samples that do not count.
     """
     jax = _jax()
     jnp = jax.numpy
@@ -189,8 +187,7 @@ def drawn_batches(key: Array, samples_CS: Array, batch: int, steps: int) -> tupl
 
 
 def flipped_and_cropped(inputs_NHWK: Array, index_CB: Array, draws: Array) -> Array:
-    """`flip_and_crop` of the chosen images by its four uniform draws for each, (4, C, B), in one
-    gather."""
+    """`flip_and_crop` of images in one gather, by four uniform numbers per image, (4, C, B)."""
     jnp = _jax().numpy
     _, height, width, _ = inputs_NHWK.shape
     flips, crops, down, right = draws
@@ -211,8 +208,7 @@ def flipped_and_cropped(inputs_NHWK: Array, index_CB: Array, draws: Array) -> Ar
 
 
 def _leaves(module: nn.Module) -> Iterator[nn.Module]:
-    """The layers in the order they are called. A subclass of `Sequential` may call them
-    otherwise."""
+    """Layers in the order of their calls, which only `Sequential` itself defines."""
     if type(module) is nn.Sequential:
         for child in module:
             yield from _leaves(child)
@@ -221,8 +217,7 @@ def _leaves(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _weights(layer: nn.Module) -> tuple[Array, ...]:
-    """Weight and bias with inputs before outputs, as is the custom in JAX: (F, F) and (H, W, K,
-    K)."""
+    """Weight and bias with inputs before outputs, as in JAX: (F, F) and (H, W, K, K)."""
     if isinstance(layer, nn.Linear):
         weight = layer.weight.t()
     elif isinstance(layer, nn.Conv2d):
@@ -233,8 +228,7 @@ def _weights(layer: nn.Module) -> tuple[Array, ...]:
 
 
 def _forward(layer: nn.Module) -> Forward:
-    """The layer as a function. Subclasses may compute something else, so the type must be the very
-    one."""
+    """Function of a layer. Subclasses are not supported: they may compute something else."""
     kind = type(layer)
     if kind is nn.Linear:
         return _linear
@@ -269,16 +263,19 @@ def _convolution(layer: Any) -> Forward:
 
 
 def _halved(own: tuple[Array, ...], x_BHWK: Array) -> Array:
-    """Maxima of squares of 2x2. Unlike that of a window's reduction, the gradient of this fuses
-    with what is around it; equals share it, where torch's goes to the first, which ReLU's zeros
-    cannot tell."""
+    """2x2 max-pooling.
+
+    XLA can fuse the gradient of this form, unlike that of a reduction over windows. Equal values
+    share the gradient, while torch gives it to the first: after ReLU this makes no difference for
+    zeros.
+    """
     batch, height, width, channels = x_BHWK.shape
     even = x_BHWK[:, : height // 2 * 2, : width // 2 * 2]
     return even.reshape(batch, height // 2, 2, width // 2, 2, channels).max(axis=(2, 4))
 
 
 def _flattened(own: tuple[Array, ...], x_B: Array) -> Array:
-    """Features in the module's order, channels first."""
+    """Features in the order of the module: channels first."""
     return (x_B.transpose(0, 3, 1, 2) if x_B.ndim == 4 else x_B).reshape(len(x_B), -1)
 
 
@@ -293,7 +290,7 @@ def _is_halving(layer: Any) -> bool:
 
 
 def _check(job: TrainingJob, network: JaxModel) -> None:
-    """Complain before the first round about what would fail in it."""
+    """Raise before the first round if it would fail."""
     sizes = {len(samples) for samples in job.partition}
     if len(sizes) != 1:
         raise UnsupportedByJax("partition", sizes, "all clients must have as many samples")
@@ -305,7 +302,7 @@ def _check(job: TrainingJob, network: JaxModel) -> None:
 
 
 def _device(device: torch.device) -> Any:
-    """JAX's name for torch's device."""
+    """Device of JAX for a device of torch."""
     kind = "gpu" if device.type == "cuda" else device.type
     try:
         return _jax().devices(kind)[device.index or 0]
@@ -314,7 +311,7 @@ def _device(device: torch.device) -> Any:
 
 
 def _array(tensor: Tensor) -> Array:
-    """A copy on the host, since JAX may keep the memory it is given."""
+    """Copy on the host, since JAX may keep the memory of its arguments."""
     return np.array(tensor.detach().cpu().numpy(), order="C")
 
 

@@ -1,9 +1,9 @@
-"""Time the engines and their baselines on one training task.
+"""Timing of the engines and their baselines on one training task.
 
-The time is that of the whole loop: sampling, transforms, gradients, corrections, clipping, updates
-and the synchronisation at the end of a round. The roofline is the time that a step's operations and
-bytes would take at the device's peak rates. An engine is compared with baselines of the same
-precision only.
+The time is that of the complete loop: sampling, transforms, gradients, corrections, clipping,
+updates and the synchronisation at the end of a round. The roofline is the time that a step's
+operations and bytes would take at the device's peak rates. An engine is compared with baselines of
+the same precision only.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def compare_engines(
             "loop", "stacked" or "auto", each optionally with ":" and a precision. The default is
             `default_contenders`, which leaves out "compiled vmap" on a CPU, where compiling takes
             longer than everything else together.
-        device: Where all of them compute.
+        device: Device of all contenders.
         rounds: Repetitions of the measurement.
         watch: Called with the table before the first measurement and after each.
 
@@ -157,12 +157,14 @@ def compare_engines(
     if model not in TASKS:
         raise unknown_name("model", model, TASKS)
     device = torch.device(device)
-    chosen = [_parse_contender(name, device) for name in engines or default_contenders(device)]
+    contenders = [_parse_contender(name, device) for name in engines or default_contenders(device)]
     task = TASKS[model]
-    usual = task.sizes(device)
-    sizes = Sizes(*(own if given is None else given for given, own in zip((clients, batch, steps), usual, strict=True)))
+    defaults = task.sizes(device)
+    sizes = Sizes(
+        *(default if value is None else value for value, default in zip((clients, batch, steps), defaults, strict=True))
+    )
     job = task_job(model, task, *sizes, device)
-    precisions = list(dict.fromkeys(kind for _, kind in chosen))
+    precisions = list(dict.fromkeys(kind for _, kind in contenders))
     rates = roofline.measure_peaks(precisions, device)
     operations, traffic = roofline.count_step(job, precisions)
     rows: list[BenchmarkRow] = []
@@ -172,7 +174,7 @@ def compare_engines(
         operations, traffic, rates, rows, failed,
     )  # fmt: skip
     watch(table)
-    for name, precision in chosen:
+    for name, precision in contenders:
         floor = sizes.clients * max(operations / rates.operations[precision], traffic[precision] / rates.bytes)
         try:
             rows.append(_row(name, precision, job, floor, rounds))
@@ -210,7 +212,7 @@ def _row(name: str, precision: Precision, job: TrainingJob, floor: float, rounds
     """Time one contender; `floor` is the time of a step at the device's peak rates, in seconds."""
     device, clients = job.inputs.device, len(job.partition)
     if device.type == "cuda":
-        # memory of the contender before
+        # free the memory of the previous contender
         gc.collect()
         torch.cuda.empty_cache()
     with _torch_precision(name, precision, device):
@@ -229,7 +231,7 @@ def _row(name: str, precision: Precision, job: TrainingJob, floor: float, rounds
 
 
 def task_job(model: str, task: Task, clients: int, batch: int, steps: int, device: torch.device) -> TrainingJob:
-    """Make a job of a task from random data of its shapes, divided among the clients."""
+    """Training job of a task, with random data divided among the clients."""
     generator = torch.Generator().manual_seed(SEED)
     count = min(clients * SAMPLES, MOST_SAMPLES)
     if len(task.input_shape) == 1:
@@ -261,7 +263,7 @@ in a CUDA graph on a GPU."""
 
 
 class PreparedRun(NamedTuple):
-    """A contender that is set up: its description and the phases of its round."""
+    """Contender that is ready to train: its description and the phases of its round."""
 
     description: str
     phases: dict[str, Round]
@@ -366,12 +368,12 @@ def _staged(run: PreparedRun, device: torch.device) -> dict[str, float]:
 
 def _profiled(run: PreparedRun) -> dict[str, float]:
     """GPU milliseconds of a round by kernel category."""
-    with warnings.catch_warnings(), profile(activities=[ProfilerActivity.CUDA]) as found:
+    with warnings.catch_warnings(), profile(activities=[ProfilerActivity.CUDA]) as profiled:
         warnings.simplefilter("ignore")
         run.round()
         torch.cuda.synchronize()
     spent = dict.fromkeys([*dict.fromkeys(KERNEL_CATEGORIES.values()), OTHER], 0.0)
-    for event in found.events():
+    for event in profiled.events():
         if event.device_type == torch.autograd.DeviceType.CUDA:
             spent[KERNEL_CATEGORIES.get(event.name, OTHER)] += event.device_time / 1e3
     return {kind: ms for kind, ms in spent.items() if ms}

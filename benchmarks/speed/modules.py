@@ -1,9 +1,9 @@
-"""Time models as users write them, on the stacked engine and in plain PyTorch.
+"""Time of models as users write them, on the stacked engine and in plain PyTorch.
 
-python -m benchmarks.speed.modules --out FILE [--only gpt vit ...] [--ways stacked:bf16 ...]
+    python -m benchmarks.speed.modules --out FILE [--only gpt vit ...] [--ways stacked:bf16 ...]
 
-100 clients, batches of 20, MTGC with 10 steps between two synchronisations. Prints each row when it
-is measured; a contender that fails is named, and the others go on.
+100 clients, batches of 20, MTGC with 10 steps between two synchronisations. Each row is printed
+when it is measured; a contender that fails is named, and the others are still measured.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WAYS = ("stacked:bf16", "stacked:tf32", "vmap:bf16", "graphed loop:bf16", "graph
 
 
 def images_cnn(drop: float = 0.0) -> nn.Module:
-    """For FEMNIST, as LEAF has it."""
+    """CNN of the LEAF benchmark for FEMNIST."""
     dropout = [nn.Dropout(drop)] if drop else []
     return nn.Sequential(
         nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), *dropout,
@@ -40,7 +40,7 @@ def images_cnn(drop: float = 0.0) -> nn.Module:
 
 
 class Recurrent(nn.Module):
-    """The next character from the last state of the library's own layer."""
+    """Prediction of the next character from the last state of torch's own recurrent layer."""
 
     def __init__(self, kind: type[nn.LSTM] | type[nn.GRU], vocabulary: int = 80, hidden: int = 128):
         super().__init__()
@@ -58,7 +58,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, causal: bool) -> Tensor:
         batch, length, width = x.shape
-        q, k, v = (each.view(batch, length, self.heads, -1).transpose(1, 2) for each in self.qkv(x).chunk(3, dim=-1))
+        q, k, v = (part.view(batch, length, self.heads, -1).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
         return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
 
@@ -76,7 +76,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Characters, causal; the loss is of every next one."""
+    """Causal transformer over characters that predicts the next one."""
 
     def __init__(self, vocabulary: int = 80, length: int = 80, width: int = 128, layers: int = 4):
         super().__init__()
@@ -92,7 +92,7 @@ class GPT(nn.Module):
 
 
 class Encoder(nn.Module):
-    """The library's encoder over characters."""
+    """Torch's own transformer encoder over characters."""
 
     def __init__(self, vocabulary: int = 80, width: int = 64, length: int = 32):
         super().__init__()
@@ -106,7 +106,7 @@ class Encoder(nn.Module):
 
 
 class ViT(nn.Module):
-    """Patches of 4 x 4, a class token, 4 layers of 128."""
+    """Vision transformer: patches of 4 x 4, a class token, 4 layers of 128."""
 
     def __init__(self, width: int = 128, classes: int = 10):
         super().__init__()
@@ -182,7 +182,7 @@ def job_for(
     batch: int = BATCH,
     steps: int = STEPS,
 ) -> TrainingJob:
-    """Random data of this shape, and clients of equal size."""
+    """Training job with random data of a shape, and clients of equal size."""
     generator = torch.Generator().manual_seed(SEED)
     count = clients * SAMPLES
     if len(shape) == 1:
@@ -204,13 +204,13 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", default=list(WAYS))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--clients", type=int, default=CLIENTS)
-    given = parser.parse_args()
-    device, table = torch.device(given.device), {}
-    for name in given.only:
+    options = parser.parse_args()
+    device, table = torch.device(options.device), {}
+    for name in options.only:
         rows: dict[str, Any] = {}
-        for way in given.ways:
+        for way in options.ways:
             try:
-                row = measure(way, job_for(*MODULES[name], device, given.clients))
+                row = measure(way, job_for(*MODULES[name], device, options.clients))
             except Exception as problem:
                 rows[way] = describe_exception(problem)
             else:
@@ -220,8 +220,8 @@ def main() -> None:
             )
             print(f"{name:24} {way:20} {shown}", flush=True)
         table[name] = rows
-        if given.out:
-            given.out.write_text(json.dumps({**environment(), "modules": table}, indent=1) + "\n")
+        if options.out:
+            options.out.write_text(json.dumps({**environment(), "modules": table}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

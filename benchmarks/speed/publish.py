@@ -1,11 +1,11 @@
-"""Write the measured speeds into the documents: figure, table, README's claim, and the rates of
-estimates.
+"""Publication of the measured speeds in the documents: figure, table, claim of the README, and the
+rates of estimates.
 
-python -m benchmarks.speed.publish
+    python -m benchmarks.speed.publish
 
-Reads benchmarks/results/h200_*.json, draws docs/engine.png and writes what stands between the marks
-in README.md and docs/engine.md, and the table in papers/harness/estimate.py; needs no GPU. A
-ratio is always that of two ways of the same precision.
+reads benchmarks/results/h200_*.json, draws docs/engine.png and replaces the text between the marks
+in README.md and docs/engine.md, and the table in papers/harness/estimate.py. It needs no GPU. A
+ratio always compares two contenders of the same precision.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 RATES = ROOT / "papers" / "harness" / "estimate.py"
 BEGIN, END = "<!-- measured: python -m benchmarks.speed.publish -->", "<!-- end of measured -->"
 STEPS = 20
-"""Between two meetings, unless a line says otherwise."""
+"""Steps between two synchronisations, unless a row of the table says otherwise."""
 MODELS = {
     "cnn": "CNN, CIFAR-10 shapes, flips and crops",
     "mlp": "MLP 784-200-200-10",
@@ -43,44 +43,46 @@ WAYS = {
     "stacked": "stratafl",
 }
 SHOWN_PRECISIONS = {"tf32": "tf32, float32 in memory", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
-"""In the order they are shown in."""
+"""Precisions by title, in the order of the table."""
 PICTURED = ("tf32", "bf16")
 
 
 class BenchmarkResult(NamedTuple):
-    """Client-steps per second and their conditions from one file of results."""
+    """Client-steps per second, and their conditions, from one file of results."""
 
     client_steps: dict[EnginePrecision, float]
-    """A second."""
+    """Client-steps per second."""
     steps: dict[EnginePrecision, int]
-    """Between two meetings."""
+    """Steps between two synchronisations."""
     peak_bytes: int
-    """The most of the GPU's memory that any of them took."""
+    """Largest peak of GPU memory of all contenders."""
     torch: str
     commit: str
-    """What was measured."""
+    """Commit that was measured."""
 
     @classmethod
     def read(cls, name: str) -> BenchmarkResult:
-        found = json.loads((RESULTS / f"h200_{name}.json").read_text())
-        rows: dict[EnginePrecision, dict[str, Any]] = {(row["engine"], row["precision"]): row for row in found["rows"]}
+        record = json.loads((RESULTS / f"h200_{name}.json").read_text())
+        rows: dict[EnginePrecision, dict[str, Any]] = {(row["engine"], row["precision"]): row for row in record["rows"]}
         return cls(
             {way: row["client_steps"] for way, row in rows.items()},
-            {way: row.get("steps", found["steps"]) for way, row in rows.items()},
+            {way: row.get("steps", record["steps"]) for way, row in rows.items()},
             max(row["peak_bytes"] or 0 for row in rows.values()),
-            found["torch"].partition("+")[0],
-            found["environment"]["commit"],
+            record["torch"].partition("+")[0],
+            record["environment"]["commit"],
         )
 
     def times(self, other: str, precision: str) -> str:
-        """How often as fast as another way we are."""
+        """Speed-up of the stacked engine over another contender, as text."""
         ratio = ratios(self.client_steps)[f"stacked:{precision}"][other]
         return f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.1f}"
 
 
 def claim(cnn: BenchmarkResult) -> str:
-    """README's: beside ways that, as ours, do not wait for the host, and a plain loop, which says
-    that it does."""
+    """Sentence for the README that compares with baselines of the same precision.
+
+    The plain loop is named as one that waits for the host; the others do not, as ours does not.
+    """
     names = {
         "plain loop": "a plain PyTorch loop, which waits for the host",
         "graphed loop": "the same loop in a CUDA graph",
@@ -88,24 +90,24 @@ def claim(cnn: BenchmarkResult) -> str:
         "compiled vmap": "`torch.func.vmap`, compiled, in one",
         "jax": "compiled JAX",
     }
-    there = {way: name for way, name in names.items() if (way, "tf32") in cnn.client_steps}
-    told = [f"{cnn.times(way, 'tf32')} times {name}" for way, name in there.items()]
+    compared = {way: name for way, name in names.items() if (way, "tf32") in cnn.client_steps}
+    speedups = [f"{cnn.times(way, 'tf32')} times {name}" for way, name in compared.items()]
     tf32, bf16 = (f"{round(cnn.client_steps['stacked', kind], -2):,.0f}" for kind in ("tf32", "bf16"))
-    said = (
+    sentence = (
         f"**{tf32} client-steps a second on one GPU in tf32, {bf16} in bf16**: all clients of a study train at once, "
         "each with its own weights. One SGD step of the paper's CIFAR-10 CNN, batch 50, with flips and crops, "
         "corrections, clipping, update and synchronisation, on one H200. "
-        f"At equal precision, all in tf32, that is {', '.join(told[:-1])} and {told[-1]} "
+        f"At equal precision, all in tf32, that is {', '.join(speedups[:-1])} and {speedups[-1]} "
         f"(measured with PyTorch {cnn.torch} at commit {cnn.commit[:7]}; [how, and all numbers](docs/engine.md))."
     )
-    return textwrap.fill(said, 100, break_on_hyphens=False, break_long_words=False)
+    return textwrap.fill(sentence, 100, break_on_hyphens=False, break_long_words=False)
 
 
 def table() -> str:
-    """docs/engine.md's: a line for each model and precision."""
+    """Table for docs/engine.md, with a row for each model and precision."""
     every_model = {name: BenchmarkResult.read(name) for name in MODELS}
-    known = {way for measured in every_model.values() for way, _ in measured.client_steps}
-    ways = {way: named for way, named in WAYS.items() if way in known}
+    measured_ways = {way for measured in every_model.values() for way, _ in measured.client_steps}
+    ways = {way: named for way, named in WAYS.items() if way in measured_ways}
     lines = [f"| | precision | {' | '.join(ways.values())} |", f"|{'---|' * (2 + len(ways))}"]
     for name, title in MODELS.items():
         measured = every_model[name]
@@ -129,7 +131,7 @@ def _cell(measured: BenchmarkResult, way: str, precision: str) -> str:
 
 
 def picture(cnn: BenchmarkResult, path: Path) -> None:
-    """A panel for each precision, since only bars of one panel are to be compared."""
+    """Draw one panel for each precision, since only bars of one precision can be compared."""
     panels = {kind: [way for way in WAYS if (way, kind) in cnn.client_steps] for kind in PICTURED}
     plt = pyplot()
     figure, all_axes = plt.subplots(
@@ -140,21 +142,21 @@ def picture(cnn: BenchmarkResult, path: Path) -> None:
         speeds = [cnn.client_steps[way, kind] for way in ways]
         colours = [COLOURS[3] if way == "stacked" else COLOURS[0] for way in ways]
         bars = axes.barh([WAYS[way].replace("`", "") for way in ways], speeds, color=colours)
-        told = ["" if way == "stacked" else f"   stratafl: {cnn.times(way, kind)}x" for way in ways]
-        labels = [f"{speed:,.0f}{ratio}" for speed, ratio in zip(speeds, told, strict=True)]
+        suffixes = ["" if way == "stacked" else f"   stratafl: {cnn.times(way, kind)}x" for way in ways]
+        labels = [f"{speed:,.0f}{ratio}" for speed, ratio in zip(speeds, suffixes, strict=True)]
         axes.bar_label(bars, labels, padding=4, fontsize=9)
         axes.set_title(f"all in {SHOWN_PRECISIONS[kind]}", loc="left", fontsize=9, color="#555555")
         axes.set_ylim(len(ways) - 0.5, -0.6)
         axes.spines[["top", "right", "bottom"]].set_visible(False)
         axes.tick_params(left=False, bottom=False, labelbottom=False)
         axes.set_xlim(0, 1.15 * max(cnn.client_steps.values()))
-    told_above = "Client-steps per second, whole training loop, one H200\nCNN, CIFAR-10 shapes, 100 clients, batch 50"
-    figure.suptitle(told_above, x=0.01, ha="left", fontsize=10)
+    title = "Client-steps per second, whole training loop, one H200\nCNN, CIFAR-10 shapes, 100 clients, batch 50"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     save(figure, path)
 
 
 def marked(text: str, measured: str) -> str:
-    """The text with what is measured between its marks."""
+    """Replace the text between the marks."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -163,7 +165,7 @@ def marked(text: str, measured: str) -> str:
 
 
 def with_rates(source: str) -> str:
-    """The source of the recipes' cost with our engine's client-steps a second."""
+    """Source of `estimate.py` with the measured client-steps per second."""
     before, begin, rest = source.partition("\nH200 = {\n")
     old, end, after = rest.partition("\n}\n")
     lines = []
@@ -175,9 +177,12 @@ def with_rates(source: str) -> str:
 
 
 def documents() -> dict[Path, str]:
-    """What each document is to say, whole."""
-    said = {ROOT / "README.md": claim(BenchmarkResult.read("cnn")), ROOT / "docs" / "engine.md": "\n" + table() + "\n"}
-    written = {path: marked(path.read_text(), measured) for path, measured in said.items()}
+    """Complete new text of each document."""
+    measurements = {
+        ROOT / "README.md": claim(BenchmarkResult.read("cnn")),
+        ROOT / "docs" / "engine.md": "\n" + table() + "\n",
+    }
+    written = {path: marked(path.read_text(), measured) for path, measured in measurements.items()}
     return {**written, RATES: with_rates(RATES.read_text())}
 
 

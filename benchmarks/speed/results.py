@@ -98,8 +98,8 @@ class BenchmarkTable:
         lines = [f"{way}: failed: {reason}" for way, reason in self.failed.items()]
         for way, others in self.ratios().items():
             engine, _, precision = way.partition(":")
-            told = ", ".join(f"{ratio:.1f}x {other}" for other, ratio in others.items())
-            lines.append(f"{engine}, all in {precision}: {told}")
+            speedups = ", ".join(f"{ratio:.1f}x {other}" for other, ratio in others.items())
+            lines.append(f"{engine}, all in {precision}: {speedups}")
         for row in self.rows:
             spent = row.kernels_ms or row.stages_ms
             if spent:

@@ -22,7 +22,7 @@ from stratafl.models.registry import count_parameters
 
 @dataclass(frozen=True)
 class Rates:
-    """Peak rates of a device, measured."""
+    """Measured peak rates of a device."""
 
     operations: dict[str, float]
     """Operations per second in a matrix product, by precision."""
@@ -45,7 +45,7 @@ def count_step(job: TrainingJob, precisions: Sequence[Precision]) -> tuple[float
     index_B = job.partition[0][: job.batch]
     activations = 0
 
-    def count(layer: nn.Module, given: object, output: object) -> None:
+    def count(layer: nn.Module, inputs: object, output: object) -> None:
         nonlocal activations
         activations += output.numel() if isinstance(output, Tensor) else 0
 

@@ -1,7 +1,7 @@
-"""Time of a synchronisation: 100 rows of 0.8 million parameters, 10x10, corrections on both
-levels.
+"""Time of a synchronisation: 100 clients of 0.8 million parameters, a tree of 10x10, corrections on
+both levels.
 
-python -m benchmarks.speed.synchronisation [--device cuda]
+    python -m benchmarks.speed.synchronisation [--device cuda]
 """
 
 from __future__ import annotations

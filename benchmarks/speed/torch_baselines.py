@@ -26,7 +26,7 @@ Round = Callable[[], None]
 
 
 class TrainingJob(NamedTuple):
-    """One training task: module, data, partition and hyperparameters."""
+    """Training task: module, data, partition and hyperparameters."""
 
     module: nn.Module
     inputs: Tensor
@@ -110,19 +110,19 @@ def vmap_baseline(job: TrainingJob, graphed: bool = False, compiled: bool = Fals
         # two sizes of batches, not one program for any size
         gradients = torch.compile(gradients, dynamic=False)
 
-    def take(index_CB: Tensor) -> None:
+    def step_batch(index_CB: Tensor) -> None:
         inputs_CB = job.inputs[index_CB]
         if job.augment is not None:
             inputs_CB = job.augment(inputs_CB, job.seed, client_C, step)
         step.add_(1)
-        found = gradients(weights, inputs_CB, job.targets[index_CB])
-        rows = [found[name].add_(corrections[name]) for name in weights]
+        gradient = gradients(weights, inputs_CB, job.targets[index_CB])
+        rows = [gradient[name].add_(corrections[name]) for name in weights]
         lengths = torch.stack([torch.linalg.vector_norm(row.flatten(1), dim=1) for row in rows])
         shrink_C = job.clip / torch.linalg.vector_norm(lengths, dim=0).clamp(min=job.clip)
         for row, weight in zip(rows, weights.values(), strict=True):
             weight.sub_(row * shrink_C.view(-1, *[1] * (row.dim() - 1)), alpha=job.lr)
 
-    whole = _replayed(take, samples_CS[:, : job.batch].clone()) if graphed else take
+    full_batch_step = _replayed(step_batch, samples_CS[:, : job.batch].clone()) if graphed else step_batch
 
     def round() -> None:
         done = 0
@@ -130,7 +130,7 @@ def vmap_baseline(job: TrainingJob, graphed: bool = False, compiled: bool = Fals
             order_CS = torch.rand(clients, size, device=job.inputs.device).argsort(dim=1)
             for place_CB in order_CS.split(job.batch, dim=1)[: job.steps - done]:
                 index_CB = samples_CS.gather(1, place_CB)
-                (whole if index_CB.shape[1] == job.batch else take)(index_CB)
+                (full_batch_step if index_CB.shape[1] == job.batch else step_batch)(index_CB)
                 done += 1
         for weight in weights.values():
             weight.copy_(weight.mean(dim=0, keepdim=True).expand_as(weight))
@@ -162,14 +162,14 @@ def _clients(job: TrainingJob) -> list[_Client]:
 
 
 class _Client:
-    """A client's model, correction and training step."""
+    """Model, correction and training step of a client."""
 
     def __init__(self, job: TrainingJob, number: int):
         self.job, self.number, self.samples = job, number, job.partition[number]
         self.module = copy.deepcopy(job.module)
         for layer in self.module.modules():
             if isinstance(layer, nn.RNNBase):
-                layer.flatten_parameters()  # without one block of memory each call would gather them
+                layer.flatten_parameters()  # weights in one block of memory, or each call would copy them
         self.weights: list[Tensor] = list(self.module.parameters())
         self.corrections = [torch.zeros_like(weight) for weight in self.weights]
         self.done = torch.zeros((), dtype=torch.long, device=job.inputs.device)

@@ -1,8 +1,8 @@
 """The paper's theorems on quadratics with heterogeneous clients and groups.
 
 Two claims are measured. Theorem 4.1: MTGC's error does not depend on how different clients and
-groups are, while HFedAvg's grows with it. Corollary 4.1: with noisy gradients the error falls in
-the number of clients (linear speed-up).
+groups are, while that of HFedAvg grows with it. Corollary 4.1: with noisy gradients the error falls
+in the number of clients (linear speed-up).
 
     python -m benchmarks.studies.theory [--out docs/results]
 """
@@ -35,7 +35,7 @@ UNBIASED = ("MTGC, restart from gradients", "MTGC, corrections kept")
 
 
 class Point(nn.Module):
-    """A point w; a sample (target, curvature) costs curvature/2 (w - target)^2 per coordinate."""
+    """Model with a point w; the loss of a sample is curvature/2 (w - target)^2 per coordinate."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,8 +51,10 @@ def mean_cost(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 class Quadratics:
-    """Clients with minimisers that differ by `scale` between groups and within them, and their own
-    curvatures."""
+    """Quadratic losses of clients whose minimisers differ by `scale` between and within groups.
+
+    Curvatures differ between clients, too.
+    """
 
     def __init__(self, shape: str, scale: float, noise: float, seed: int):
         rng = np.random.default_rng(seed)
@@ -60,7 +62,7 @@ class Quadratics:
         groups, clients = self.tree.sizes[1:]
         centre = scale * rng.normal(size=(groups, DIM))[self.tree.parents[2]]
         centre = centre + scale * rng.normal(size=(clients, DIM))
-        centre = centre - centre.mean(axis=0)  # every federation has the same distance to go
+        centre = centre - centre.mean(axis=0)  # every federation starts at the same distance
         curvature = rng.uniform(0.5, 1.5, size=(clients, DIM))
         disturbance = noise * rng.normal(size=(clients, SAMPLES, DIM))
         disturbance -= disturbance.mean(axis=1, keepdims=True)
@@ -94,7 +96,7 @@ class Quadratics:
 
 
 def heterogeneity(scales: Sequence[float], rounds: int, settle: int) -> dict[str, list[float]]:
-    """The distance each method ends at, with the same small noise at every scale."""
+    """Distance to the minimiser at the end, by method; the noise is the same at every scale."""
     return {
         title: [
             float(np.sqrt(Quadratics("2x4", scale, 0.1, seed=1).errors(rules, rounds, 1)[settle:].mean()))
@@ -105,8 +107,7 @@ def heterogeneity(scales: Sequence[float], rounds: int, settle: int) -> dict[str
 
 
 def speed_up(shapes: Sequence[str], rounds: int, settle: int) -> dict[str, list[float]]:
-    """The mean squared error each method fluctuates at under gradient noise, by number of
-    clients."""
+    """Mean squared error under gradient noise, by method and number of clients."""
     return {
         title: [
             float(
@@ -128,7 +129,7 @@ def picture(path: Path, scales: Sequence[float], ends: dict[str, list[float]],
     plt = pyplot()
     figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.2), layout="constrained")
     for colour, (title, values) in zip(COLOURS, ends.items(), strict=False):
-        # the two variants without bias coincide: the first is drawn broad, so that both are seen
+        # the curves of the two unbiased variants coincide: the first is wide, so that both are seen
         style = {"label": title, "color": colour, "marker": "o", "linewidth": 7 if title == UNBIASED[0] else 2}
         left.loglog(scales, values, **style)
         if title in floors:

@@ -3,9 +3,9 @@
     python -m benchmarks.studies.waiting_policies          train what is missing, write the results
     python -m benchmarks.studies.waiting_policies --draw   write table and figure of stored results
 
-Every policy trains until the same moment of the network's clock, with three seeds. Writes
-docs/results/policies.json, policies.md and policies.png. Runs that policies.json has are not
-trained again.
+Every policy trains until the same simulated time, with three seeds. Writes
+docs/results/policies.json, policies.md and policies.png. Runs in policies.json are not trained
+again.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def config(method: str, policy: str, seed: int) -> Config:
 
 
 def trained(method: str, policy: str, seed: int) -> dict[str, Any]:
-    """One run until its time is up: seconds and accuracies of some of its rounds."""
+    """Train one run until its time is up; seconds and accuracies of some of its rounds."""
     began, seconds, accuracy, late = time.perf_counter(), [0.0], [0.1], 0
     for record in experiment(config(method, policy, seed)):
         assert isinstance(record, ClockedRound)
@@ -91,12 +91,12 @@ def trained(method: str, policy: str, seed: int) -> dict[str, Any]:
 
 
 def _first(seconds: list[float], accuracy: list[float], target: float) -> float | None:
-    """When the accuracy was first as good as that."""
-    return next((round(at, 2) for at, each in zip(seconds, accuracy, strict=True) if each >= target), None)
+    """Time at which the accuracy first reaches the target."""
+    return next((round(at, 2) for at, value in zip(seconds, accuracy, strict=True) if value >= target), None)
 
 
 def at(run: dict[str, Any], moments: np.ndarray) -> np.ndarray:
-    """A run's accuracy at some moments: that of the last model that there was."""
+    """Accuracy of the newest model of a run at some moments."""
     place = np.searchsorted(run["seconds"], moments, side="right") - 1
     return np.asarray(run["accuracy"])[place]
 
@@ -108,8 +108,8 @@ def drawn(runs: list[dict[str, Any]], path: Path) -> None:
         figure, axes = plt.subplots(1, 2, figsize=(11, 4.4), sharey=True, layout="constrained")
         for panel, method in zip(axes, METHODS, strict=True):
             for colour, policy in zip(COLOURS, POLICIES, strict=False):
-                mine = [at(run, moments) for run in runs if (run["method"], run["policy"]) == (method, policy)]
-                mean, low, high = np.mean(mine, axis=0), np.min(mine, axis=0), np.max(mine, axis=0)
+                curves = [at(run, moments) for run in runs if (run["method"], run["policy"]) == (method, policy)]
+                mean, low, high = np.mean(curves, axis=0), np.min(curves, axis=0), np.max(curves, axis=0)
                 panel.plot(moments, mean, color=colour, linewidth=1.8, label=policy)
                 panel.fill_between(moments, low, high, color=colour, alpha=0.12, linewidth=0)
             panel.set_title(method, loc="left")
@@ -128,24 +128,24 @@ def table(runs: list[dict[str, Any]]) -> list[str]:
     ]
     for method in METHODS:
         for policy in POLICIES:
-            mine = [run for run in runs if (run["method"], run["policy"]) == (method, policy)]
-            last = [float(at(run, np.array([SECONDS]))[0]) for run in mine]
+            chosen = [run for run in runs if (run["method"], run["policy"]) == (method, policy)]
+            last = [float(at(run, np.array([SECONDS]))[0]) for run in chosen]
             mean, deviation = mean_std(last)
-            cells = [_reached([run["first"][str(target)] for run in mine]) for target in TARGETS]
-            rounds = np.mean([run["rounds"] for run in mine])
+            cells = [_reached([run["first"][str(target)] for run in chosen]) for target in TARGETS]
+            rounds = np.mean([run["rounds"] for run in chosen])
             shown = f"{100 * mean:.1f} ± {100 * (deviation or 0.0):.1f} %"
             lines.append(f"| {method} | {policy} | {' | '.join(cells)} | {shown} | {rounds:.0f} |")
     return lines
 
 
-def _reached(found: list[float | None]) -> str:
-    # the round in which a run's time is up ends later
-    there = [each for each in found if each is not None and each <= SECONDS]
-    if not there:
+def _reached(moments: list[float | None]) -> str:
+    # the last round of a run ends after its time is up
+    reached = [moment for moment in moments if moment is not None and moment <= SECONDS]
+    if not reached:
         return "never"
-    mean, deviation = mean_std(there)
+    mean, deviation = mean_std(reached)
     text = f"{mean:.0f}" if deviation is None else f"{mean:.0f} ± {deviation:.0f}"
-    return text if len(there) == len(found) else f"{text} ({len(there)} of {len(found)})"
+    return text if len(reached) == len(moments) else f"{text} ({len(reached)} of {len(moments)})"
 
 
 PAGE = """# Whom to wait for
@@ -168,34 +168,34 @@ here](../how-to/waiting.md#late-work-that-counts).
 """
 
 
-def page(known: dict[str, Any]) -> str:
-    """What the runs came to, in words."""
-    where = known["environment"]
-    changed = " with changes" if where["changed_since_commit"] else ""
-    rest = {"commit": where["commit"], "changed": changed, "cores": where["cores"], "cpu": where["processor"]}
-    return PAGE.format(seconds=SECONDS, table="\n".join(table(known["runs"])), **rest)
+def page(results: dict[str, Any]) -> str:
+    """Results of the runs as Markdown."""
+    machine = results["environment"]
+    changed = " with changes" if machine["changed_since_commit"] else ""
+    values = {"commit": machine["commit"], "changed": changed, "cores": machine["cores"], "cpu": machine["processor"]}
+    return PAGE.format(seconds=SECONDS, table="\n".join(table(results["runs"])), **values)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draw", action="store_true", help="only write table and figure")
-    chosen, path = parser.parse_args(), RESULTS / "policies.json"
-    known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"runs": []}
-    done = {(run["method"], run["policy"], run["seed"]) for run in known["runs"]}
+    options, path = parser.parse_args(), RESULTS / "policies.json"
+    results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"runs": []}
+    done = {(run["method"], run["policy"], run["seed"]) for run in results["runs"]}
     torch.set_num_threads(1)
-    for seed in () if chosen.draw else SEEDS:
+    for seed in () if options.draw else SEEDS:
         for policy in POLICIES:
             for method in METHODS:
                 if (method, policy, seed) in done:
                     continue
                 run = trained(method, policy, seed)
-                known["runs"].append(run)
-                known["environment"] = environment()
-                write_json(path, known)
+                results["runs"].append(run)
+                results["environment"] = environment()
+                write_json(path, results)
                 shown = f"{run['rounds']} rounds in {run['trained_in_s']} s, {run['accuracy'][-1]:.3f}"
                 print(f"{method}, {policy}, seed {seed}: {shown}", file=sys.stderr)
-    drawn(known["runs"], path.with_suffix(".png"))
-    path.with_suffix(".md").write_text(page(known))
+    drawn(results["runs"], path.with_suffix(".png"))
+    path.with_suffix(".md").write_text(page(results))
     print(path.with_suffix(".md"))
 
 

@@ -1,1 +1,1 @@
-"""Shared by all papers: series of experiments, their runs, results, claims and reports."""
+"""Harness of all papers: series of experiments, their runs, results, claims and reports."""

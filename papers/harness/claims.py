@@ -12,18 +12,18 @@ from papers.harness.series import Panel, Scale, Series
 HELD, HELD_AS_MEASURED, PARTLY, OPEN = "held", "held as far as measured", "held in part", "not measured yet"
 NOT_HELD, NOT_SO_FAR = "not held", "not held so far"
 Label = Callable[[Panel], str]
-"""Names a panel for people, in the words of its paper."""
+"""Function that names a panel in the words of its paper."""
 SHOWN = 4
 """Findings quoted in a verdict's sentence, those against the claim first."""
 
 
 class Finding(NamedTuple):
-    """True if a claim holds in one panel, False if not, None where it cannot be decided."""
+    """Whether a claim holds in one panel: True, False, or None if it cannot be decided."""
 
     label: str
     holds: bool | None
     said: str
-    """The numbers behind it."""
+    """Numbers on which the finding is based."""
 
 
 @dataclass(frozen=True)
@@ -36,42 +36,42 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of the paper about a table or a figure."""
+    """Statement of the paper about a table or a figure."""
 
     id: str
     series: str
     where: str
     text: str
-    """The claim at the paper's scale; TARGET stands for the test accuracy to be reached."""
+    """Claim at the paper's scale; TARGET stands for the test accuracy to reach."""
     findings: Callable[[Results], Iterable[Finding]]
     small: str | None = None
-    """The claim at quick scale, where that has neither the paper's data nor as many settings."""
+    """Claim at quick scale, if it differs: there the data are others, and settings fewer."""
 
     def stated(self, series: Series, scale: Scale) -> str:
-        """The text of the claim with the target of this scale."""
+        """Text of the claim with the target of a scale."""
         text = self.small if scale == "quick" and self.small is not None else self.text
         goal = series.goal(scale)
         return text if goal is None else text.replace("TARGET", f"{100 * goal:g} %")
 
     def judge(self, results: Results, label: Label) -> Verdict:
-        found = list(self.findings(results))
-        told = [finding for finding in found if finding.holds is not None]
-        if not told:
+        findings = list(self.findings(results))
+        decided = [finding for finding in findings if finding.holds is not None]
+        if not decided:
             return Verdict(OPEN, "")
-        true, false = ([f for f in told if f.holds is which] for which in (True, False))
+        true, false = ([f for f in decided if f.holds is which] for which in (True, False))
         partial = _partial(results, label)
-        whole = len(told) == len(found) and not partial
+        complete = len(decided) == len(findings) and not partial
         against = NOT_SO_FAR if partial else NOT_HELD
-        status = (HELD if whole else HELD_AS_MEASURED) if not false else against if not true else PARTLY
+        status = (HELD if complete else HELD_AS_MEASURED) if not false else against if not true else PARTLY
         shown = [*false, *true][:SHOWN]
         parts = [f"{finding.label}: {finding.said}" for finding in shown]
-        if len(told) > 1:
+        if len(decided) > 1:
             parts = [f"{'' if f.holds else 'not '}{part}" for f, part in zip(shown, parts, strict=True)]
-            parts.insert(0, f"{len(true)} of {len(told)}")
-        if len(shown) < len(told):
-            parts.append(f"and {len(told) - len(shown)} more")
-        if len(told) < len(found):
-            parts.append("cannot be told: " + ", ".join(f.label for f in found if f.holds is None))
+            parts.insert(0, f"{len(true)} of {len(decided)}")
+        if len(shown) < len(decided):
+            parts.append(f"and {len(decided) - len(shown)} more")
+        if len(decided) < len(findings):
+            parts.append("cannot be told: " + ", ".join(f.label for f in findings if f.holds is None))
         return Verdict(status, "; ".join(parts) + (f" ({partial})" if partial else ""))
 
 

@@ -1,5 +1,7 @@
-"""`stratafl reproduce`: its options. What it works with is imported when it begins to work, so that
-help loads nothing heavy."""
+"""Options of the command `stratafl reproduce`.
+
+Its work is imported when it starts, so that `--help` imports nothing slow.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import typer
 from stratafl.cli.options import AsJson, Quiet, Workers
 
 UNFINISHED = 3
-"""The exit code when there was not enough time: the same command goes on."""
+"""Exit code when time ran out; the same command continues."""
 
 
 def reproduce_command(

@@ -25,7 +25,7 @@ H200 = {
     "resnet18_gn": {"tf32": 5_160, "bf16": 6_822},
     "lstm": {"tf32": 8_997, "bf16": 11_998},
 }
-"""Client-steps a second measured on an NVIDIA H200, 100 clients, batch 50:
+"""Client-steps per second on an NVIDIA H200, 100 clients, batch 50, measured in
 benchmarks/results/h200_*.json."""
 SAMPLES = {"mlp": ((1, 28, 28), 10), "cnn": ((3, 32, 32), 10), "resnet18_gn": ((3, 32, 32), 100), "lstm": ((80,), 80)}
 
@@ -86,19 +86,19 @@ class Rates:
         on_cpu = config.run.device == "cpu"
         clients, steps = (20, 10) if config.data.name == "digits" else (2, 2) if on_cpu else (100, 4)
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # as each of several workers has
+        torch.set_num_threads(1)  # like each of several workers
         try:
             run = _short_run(config, clients, steps)
-            next(run)  # the first warms up
+            next(run)  # the first round is a warm-up
             began = time.perf_counter()
             next(run)
             if not on_cpu:
                 torch.cuda.synchronize()
-            each = clients * steps / (time.perf_counter() - began)
+            steps_per_second = clients * steps / (time.perf_counter() - began)
         finally:
             torch.set_num_threads(threads)
         workers = usable_cores() if on_cpu else 1
-        return Rate(each * workers, f"measured here just now, {workers} worker{'s' if workers > 1 else ''}")
+        return Rate(steps_per_second * workers, f"measured here just now, {workers} worker{'s' if workers > 1 else ''}")
 
 
 def _short_run(config: Config, clients: int, steps: int) -> Simulation:

@@ -18,7 +18,7 @@ SEARCH = "search"
 
 @dataclass(frozen=True)
 class Paper:
-    """A publication: its series and claims, its vocabulary, and what only this paper has to say."""
+    """Publication: its series and claims, its vocabulary, and texts about this paper only."""
 
     series: Mapping[str, Series]
     """Tables and figures by name, in the order of reports."""
@@ -34,7 +34,7 @@ class Paper:
     published: Callable[[Results, Panel, str], dict[str, Any]]
     """Further cells of a row: the paper's own numbers, and ratios to them."""
     published_rounds: Callable[[Series, Case], float | None]
-    """Rounds that the paper's own run needed until it stopped, where it says so."""
+    """Rounds that the paper's own run needed until it stopped, or None if it does not say."""
     extra_results: Callable[[Results], dict[str, Any]]
     """Further results of a series, beside its rows and claims."""
     remarks: Callable[[Mapping[str, Any]], list[str]]
@@ -54,15 +54,15 @@ class Paper:
 
     @property
     def all(self) -> tuple[str, ...]:
-        """Names of the series that `all` stands for: everything the paper shows."""
+        """Names of the series that `all` stands for: all tables and figures of the paper."""
         return tuple(name for name in self.series if name != SEARCH)
 
     def find(self, name: str) -> Series:
-        """The series of this name."""
+        """Series of a name."""
         if name not in self.series:
             raise unknown_name("WHAT", name, ("all", *self.series))
         return self.series[name]
 
     def claims_of(self, series: str) -> list[Claim]:
-        """Claims about what a series measures."""
+        """Claims about a series."""
         return [claim for claim in self.claims if claim.series == series]

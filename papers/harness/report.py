@@ -19,7 +19,7 @@ from stratafl.base.files import atomic_write, make_folder, read_json, write_json
 FORMAT = 2
 NAMES: dict[Scale, str] = {"paper": "README.md", "quick": "README_quick.md"}
 NEARER = 0.75
-"""A second target of Table 1, for lines that do not reach its own."""
+"""Lower target, reported for lines that do not reach the target of their series."""
 CLAIMS_ABOVE: dict[Scale, str] = {
     "paper": "The paper's claims",
     "quick": "The paper's claims, looked for in small, which is no evidence for or against them",
@@ -38,7 +38,7 @@ def stem(series: Series, options: Options) -> str:
 def describe(paper: Paper, results: Results, seeds: int) -> dict[str, Any]:
     """Results of a series as plain data."""
     series, options = results.series, results.options
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "format": FORMAT,
         "what": series.name,
         "title": series.titled(options.scale) + _variant(paper, options),
@@ -56,8 +56,8 @@ def describe(paper: Paper, results: Results, seeds: int) -> dict[str, Any]:
     }
     for claim in paper.claims_of(series.name):
         verdict, text = claim.judge(results, paper.label), claim.stated(series, options.scale)
-        found["claims"].append({"id": claim.id, "text": text, "where": claim.where, **vars(verdict)})
-    return {**found, **paper.extra_results(results)}
+        values["claims"].append({"id": claim.id, "text": text, "where": claim.where, **vars(verdict)})
+    return {**values, **paper.extra_results(results)}
 
 
 def _variant(paper: Paper, options: Options) -> str:
@@ -113,24 +113,26 @@ def _numbers(name: str, value: Value | None, digits: int) -> dict[str, Any]:
 def made_with(results: Results) -> dict[str, Any]:
     """Commits, hardware, versions and precisions of the runs, with their steps and seconds."""
     curves = [(m.case, curve) for m in results.measured.values() for curve in m.curves]
-    kept: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key in ("commit", "gpu", "processor", "torch", "precision", "device"):
-        kept[key] = sorted({str(each.get(key, "unknown")) for _, curve in curves for each in curve.made_with})
-    if any(each.get("changed_since_commit") for _, curve in curves for each in curve.made_with):
-        kept["changed_since_commit"] = True
+        values[key] = sorted(
+            {str(environment.get(key, "unknown")) for _, curve in curves for environment in curve.made_with}
+        )
+    if any(environment.get("changed_since_commit") for _, curve in curves for environment in curve.made_with):
+        values["changed_since_commit"] = True
     steps = sum(case.steps_per_round * curve.rounds[-1] for case, curve in curves)
     seconds = time_taken([curve for _, curve in curves])
     rate = round(steps / seconds) if seconds else 0
-    return {**kept, "client_steps": steps, "seconds": round(seconds, 1), "client_steps_a_second": rate}
+    return {**values, "client_steps": steps, "seconds": round(seconds, 1), "client_steps_a_second": rate}
 
 
 def time_taken(curves: Sequence[RunCurve]) -> float:
     """Seconds that the runs took together.
 
-    Of an interrupted run only its rounds count, since the times of the parts are not known.
+    Only the rounds of an interrupted run count, since the times of its parts are not known.
     """
-    whole = covered(curve.span for curve in curves if not curve.paused)
-    return whole + sum(curve.seconds[-1] for curve in curves if curve.paused)
+    uninterrupted = covered(curve.span for curve in curves if not curve.paused)
+    return uninterrupted + sum(curve.seconds[-1] for curve in curves if curve.paused)
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
@@ -188,39 +190,39 @@ SHOWN = {
 
 
 def table(
-    paper: Paper, found: dict[str, Any], name: Callable[[Panel], str] | None = None, missing: str = ""
+    paper: Paper, values: dict[str, Any], name: Callable[[Panel], str] | None = None, missing: str = ""
 ) -> tuple[list[str], list[list[str]]]:
     """Headings and cells of a table, without empty columns; `missing` fills unmeasured rows."""
-    shown = SHOWN[paper.series[found["what"]].form]
+    shown = SHOWN[paper.series[values["what"]].form]
     name = name or paper.heading
-    keys = [key for key in (*shown, "diverged") if any(key in row for row in found["rows"])]
+    keys = [key for key in (*shown, "diverged") if any(key in row for row in values["rows"])]
     rows = [
         [name(tuple(row["panel"])), paper.methods.get(row["line"], row["line"]), f"{row['complete']}/{row['of']}",
          *(str(row.get(key, missing if key == keys[0] and not row["seeds"] else "")) for key in keys)]
-        for row in found["rows"]
+        for row in values["rows"]
     ]  # fmt: skip
     return ["setting", "method", "seeds done", *(COLUMNS[key] for key in keys)], rows
 
 
-def markdown(paper: Paper, found: dict[str, Any], pictures: Sequence[Path]) -> str:
+def markdown(paper: Paper, values: dict[str, Any], pictures: Sequence[Path]) -> str:
     """Page of a series' results in Markdown."""
-    headings, rows = table(paper, found, missing=OPEN)
-    lines = [f"# {found['title']}", "", f"{found['where']} of the paper. {_conditions(found)}", ""]
-    lines += [f"![{found['title']}]({path.name})" for path in pictures if path.suffix == ".png"] + [""]
+    headings, rows = table(paper, values, missing=OPEN)
+    lines = [f"# {values['title']}", "", f"{values['where']} of the paper. {_conditions(values)}", ""]
+    lines += [f"![{values['title']}]({path.name})" for path in pictures if path.suffix == ".png"] + [""]
     lines += as_table(headings, rows)
-    if found["claims"]:
-        lines += [f"{CLAIMS_ABOVE[found['scale']]}:", ""]
-        lines += [f"- **{claim['status']}**: {said(claim)}" for claim in found["claims"]] + [""]
-    far = [row for row in found["rows"] if abs(row.get("ratio", 1.0) - 1) > FAR]
+    if values["claims"]:
+        lines += [f"{CLAIMS_ABOVE[values['scale']]}:", ""]
+        lines += [f"- **{claim['status']}**: {claim_text(claim)}" for claim in values["claims"]] + [""]
+    far = [row for row in values["rows"] if abs(row.get("ratio", 1.0) - 1) > FAR]
     if far:
         named = ", ".join(f"{' '.join(row['panel'])} {row['line']} ({row['ratio']:.2f})" for row in far)
         why = [
             paper.why_far[panel] for panel in dict.fromkeys(row["panel"][0] for row in far) if panel in paper.why_far
         ]
         lines += [" ".join([f"More than {FAR:.0%} from the paper's: {named}.", *why]), ""]
-    lines += paper.remarks(found)
-    lines += [note for note in (found["note"], paper.errata.get(found["what"], "")) if note]
-    lines += [provenance(found["made_with"])]
+    lines += paper.remarks(values)
+    lines += [note for note in (values["note"], paper.errata.get(values["what"], "")) if note]
+    lines += [provenance(values["made_with"])]
     return "\n".join(lines) + "\n"
 
 
@@ -234,43 +236,45 @@ def as_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str
     ]
 
 
-def said(claim: dict[str, Any]) -> str:
+def claim_text(claim: dict[str, Any]) -> str:
     """Text of a claim with its findings."""
     return f"{claim['text']} ({claim['sentence']})" if claim["sentence"] else claim["text"]
 
 
-def _conditions(found: dict[str, Any]) -> str:
-    target = "" if found["target"] is None else f" Target: {found['target']:.0%} test accuracy."
-    scale = " The data are the embedded digits, on a small tree." if found["scale"] == "quick" else ""
-    partition = ", ".join(f"`{name}`" for name in found["divided_by"])
-    seeds = "1 seed" if found["seeds"] == 1 else f"up to {found['seeds']} seeds"
+def _conditions(values: dict[str, Any]) -> str:
+    target = "" if values["target"] is None else f" Target: {values['target']:.0%} test accuracy."
+    scale = " The data are the embedded digits, on a small tree." if values["scale"] == "quick" else ""
+    partition = ", ".join(f"`{name}`" for name in values["divided_by"])
+    seeds = "1 seed" if values["seeds"] == 1 else f"up to {values['seeds']} seeds"
     return f"Partition {partition}, {seeds}.{target}{scale}"
 
 
-def provenance(made: dict[str, Any]) -> str:
+def provenance(values: dict[str, Any]) -> str:
     """Sentence about the code and hardware that results were computed with."""
-    if not made["client_steps"]:
+    if not values["client_steps"]:
         return "Nothing was measured yet."
-    where = (
-        ", ".join(made["gpu"]) if any(d.startswith("cuda") for d in made["device"]) else ", ".join(made["processor"])
+    hardware = (
+        ", ".join(values["gpu"])
+        if any(d.startswith("cuda") for d in values["device"])
+        else ", ".join(values["processor"])
     )
-    changed = " (with changes)" if made.get("changed_since_commit") else ""
+    changed = " (with changes)" if values.get("changed_since_commit") else ""
     return (
-        f"Measured on {where}, {', '.join(made['precision'])}, torch {', '.join(made['torch'])}, "
-        f"commit {', '.join(made['commit'])}{changed}: {made['client_steps']:,} client-steps in {made['seconds']:,.0f} "
-        f"seconds, {made['client_steps_a_second']:,} a second."
+        f"Measured on {hardware}, {', '.join(values['precision'])}, torch {', '.join(values['torch'])}, "
+        f"commit {', '.join(values['commit'])}{changed}: {values['client_steps']:,} client-steps in "
+        f"{values['seconds']:,.0f} seconds, {values['client_steps_a_second']:,} a second."
     )
 
 
-def write(paper: Paper, found: dict[str, Any], folder: Path, name: str, pictures: Sequence[Path]) -> list[Path]:
+def write(paper: Paper, values: dict[str, Any], folder: Path, name: str, pictures: Sequence[Path]) -> list[Path]:
     """Write results as JSON, CSV and Markdown."""
     make_folder(folder)
     paths = [folder / f"{name}{suffix}" for suffix in (".json", ".csv", ".md")]
-    write_json(paths[0], found, indent=1)
+    write_json(paths[0], values, indent=1)
     text = io.StringIO()
-    headings, rows = table(paper, found)
+    headings, rows = table(paper, values)
     csv.writer(text, lineterminator="\n").writerows([headings, *rows])
-    for path, content in zip(paths[1:], (text.getvalue(), markdown(paper, found, pictures)), strict=True):
+    for path, content in zip(paths[1:], (text.getvalue(), markdown(paper, values, pictures)), strict=True):
         with atomic_write(path) as file:
             file.write(content.encode())
     return paths
@@ -278,42 +282,42 @@ def write(paper: Paper, found: dict[str, Any], folder: Path, name: str, pictures
 
 def results_in(paper: Paper, folder: Path, scale: Scale) -> list[dict[str, Any]]:
     """Results in a folder, in the order of the paper's series."""
-    found = []
+    results = []
     for path in sorted(folder.glob("*.json")):
         try:
             values = read_json(path)
         except InvalidInput:
             continue
-        ours = isinstance(values, dict) and values.get("format") == FORMAT and values.get("what") in paper.series
-        if ours and values.get("scale") == scale:
-            found.append({**values, "stem": path.stem})
+        is_result = isinstance(values, dict) and values.get("format") == FORMAT and values.get("what") in paper.series
+        if is_result and values.get("scale") == scale:
+            results.append({**values, "stem": path.stem})
     order = list(paper.series)
-    return sorted(found, key=lambda each: (order.index(each["what"]), each["stem"]))
+    return sorted(results, key=lambda result: (order.index(result["what"]), result["stem"]))
 
 
 def overview(paper: Paper, folder: Path, scale: Scale) -> str:
     """Page of all claims and their verdicts in Markdown."""
     results = results_in(paper, folder, scale)
-    main = {each["what"]: each for each in results if each["partition"] == PARTITIONS[0] and each["whole"]}
+    main = {result["what"]: result for result in results if result["partition"] == PARTITIONS[0] and result["whole"]}
     lines = ["# The paper's claims, and what was measured", ""]
     if scale == "quick":
         lines += [
             "Scaled down: every data set is the embedded digits, on a small tree. No evidence, a first look.",
             "",
         ]
-    how = " ([how](../reproduce.md))" if (folder.parent / "reproduce.md").exists() else ""
+    link = " ([how](../reproduce.md))" if (folder.parent / "reproduce.md").exists() else ""
     lines += [
-        f"Written by `stratafl reproduce` from the results beside it{how}; {paper.introduction}",
+        f"Written by `stratafl reproduce` from the results beside it{link}; {paper.introduction}",
         "",
         "| claim | in the paper | measured | seeds | held? |",
         "|---|---|---|---|---|",
     ]
     lines += [_claim_row(paper, claim, main.get(claim.series), scale) for claim in paper.claims] + [""]
-    for each in results:
-        if each["partition"] != PARTITIONS[0] and each["whole"]:
-            lines += [f"## {each['title']}", "", *_measured(paper, each), ""]
+    for result in results:
+        if result["partition"] != PARTITIONS[0] and result["whole"]:
+            lines += [f"## {result['title']}", "", *_measured(paper, result), ""]
     lines += ["## Results", ""]
-    lines += [f"- [{each['title']}]({each['stem']}.md). {provenance(each['made_with'])}" for each in results]
+    lines += [f"- [{result['title']}]({result['stem']}.md). {provenance(result['made_with'])}" for result in results]
     if not results:
         lines += ["None yet."]
     lines += ["", "## What the paper leaves open", "", *paper.open_settings(main.get("search"), scale)]
@@ -323,22 +327,22 @@ def overview(paper: Paper, folder: Path, scale: Scale) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _measured(paper: Paper, each: dict[str, Any]) -> list[str]:
+def _measured(paper: Paper, values: dict[str, Any]) -> list[str]:
     """Table of the measured rows, and the claims that could be judged."""
-    rows = [row for row in each["rows"] if row["seeds"]]
-    headings, cells = table(paper, {**each, "rows": rows})
-    judged = [claim for claim in each["claims"] if claim["status"] != OPEN]
-    return as_table(headings, cells) + [f"- **{claim['status']}**: {said(claim)}" for claim in judged]
+    rows = [row for row in values["rows"] if row["seeds"]]
+    headings, cells = table(paper, {**values, "rows": rows})
+    judged = [claim for claim in values["claims"] if claim["status"] != OPEN]
+    return as_table(headings, cells) + [f"- **{claim['status']}**: {claim_text(claim)}" for claim in judged]
 
 
-def _claim_row(paper: Paper, claim: Claim, found: dict[str, Any] | None, scale: Scale) -> str:
+def _claim_row(paper: Paper, claim: Claim, result: dict[str, Any] | None, scale: Scale) -> str:
     text = claim.stated(paper.series[claim.series], scale)
-    judged = next((each for each in found["claims"] if each["id"] == claim.id), None) if found else None
-    if found is None or judged is None or judged["status"] == OPEN:
-        why = paper.missing_data.get(claim.series)
-        status = f"{OPEN}: {why}" if why else OPEN
+    judged = next((verdict for verdict in result["claims"] if verdict["id"] == claim.id), None) if result else None
+    if result is None or judged is None or judged["status"] == OPEN:
+        reason = paper.missing_data.get(claim.series)
+        status = f"{OPEN}: {reason}" if reason else OPEN
         return f"| {text} | {claim.where} | | | {status} |"
-    seeds = span(row["seeds"] for row in found["rows"] if row["seeds"])
+    seeds = span(row["seeds"] for row in result["rows"] if row["seeds"])
     return f"| {text} | {claim.where} | {judged['sentence']} | {seeds} | {judged['status']} |"
 
 

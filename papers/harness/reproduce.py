@@ -10,7 +10,7 @@ from typing import Any
 
 from papers.harness.estimate import Rates, expected_steps, needs
 from papers.harness.paper import SEARCH, Paper
-from papers.harness.report import CLAIMS_ABOVE, describe, said, stem, table, write, write_overview
+from papers.harness.report import CLAIMS_ABOVE, claim_text, describe, stem, table, write, write_overview
 from papers.harness.results import measure
 from papers.harness.runs import StoredRuns, failures, missing_names, missing_runs, required_runs, train
 from papers.harness.series import Case, Options, Series
@@ -26,20 +26,20 @@ READY = ("embedded", "generated", "prepared")
 
 
 def select_series(paper: Paper, what: Sequence[str] | None, listing: bool) -> list[Series]:
-    """The series that were named, without repetition; a listing without names covers all."""
+    """Series of the given names, without repetition; a listing without names covers all."""
     names = list(what or (("all", SEARCH) if listing else ()))
     if not names:
         raise InvalidInput("WHAT", None, f"give one or more of all, {', '.join(paper.all)}, {SEARCH}")
-    expanded = [name for given in names for name in (paper.all if given == "all" else (given,))]
+    expanded = [name for argument in names for name in (paper.all if argument == "all" else (argument,))]
     return [paper.find(name) for name in dict.fromkeys(expanded)]
 
 
 def options_of(
     scale: str, partition: str, methods: str | None, rounds: int | None, device: str, precision: str | None
 ) -> Options:
-    """Options of all series, from those of the command line."""
+    """Options for all series, from those of the command line."""
     return Options(
-        scale=scale,  # type: ignore[arg-type]  # it checks it
+        scale=scale,  # type: ignore[arg-type]  # checked by Options
         partition=partition,
         methods=None if methods is None else tuple(dict.fromkeys(name.strip() for name in methods.split(","))),
         rounds=rounds,
@@ -50,7 +50,7 @@ def options_of(
 
 @dataclass(frozen=True)
 class Request:
-    """The series to reproduce, with their options and the number of seeds."""
+    """Series to reproduce, with their options and the number of seeds."""
 
     paper: Paper
 
@@ -63,13 +63,13 @@ class Request:
 
     @staticmethod
     def of(paper: Paper, chosen: Sequence[Series], options: Options, seeds: int | None, only: Sequence[str]) -> Request:
-        """Check what was asked for."""
+        """Check the arguments of the command line."""
         count = check_integer("--seeds", seeds, at_least=1) if seeds is not None else 1 if options.quick else 3
         fitting = {series: series.fitting(options) for series in chosen}
         cases = {series: series.cases(fitted, only) for series, fitted in fitting.items()}
         if not any(cases.values()):
-            known = ", ".join(case.name for series, fitted in fitting.items() for case in series.cases(fitted)[:4])
-            raise InvalidInput("--only", list(only), f"no case has this in its name; there are {known}, ...")
+            examples = ", ".join(case.name for series, fitted in fitting.items() for case in series.cases(fitted)[:4])
+            raise InvalidInput("--only", list(only), f"no case has this in its name; there are {examples}, ...")
         return Request(paper, options, fitting, cases, count)
 
 
@@ -109,7 +109,7 @@ def check_folders(runs: Path, out: Path, report_only: bool) -> None:
 
 
 def train_missing(request: Request, runs: Path, out: Path, limits: Limits, quiet: bool) -> Training:
-    """Train missing runs of all cases whose data is prepared; the other data sets are noted."""
+    """Train missing runs of all cases whose data is prepared; notes name the other data sets."""
     every = [case for cases in request.cases.values() for case in cases]
     lacking = {name: state for name, state in needs(every).items() if state not in READY}
     able = [case for case in every if case.config.data.name not in lacking]
@@ -147,7 +147,7 @@ def write_reports(request: Request, runs: Path, out: Path) -> list[dict[str, Any
 
 
 MINOR = ("rounds to 75%", "best so far", "in rounds", "at round", "seeds done")
-"""Headings of columns that a narrow terminal is not shown."""
+"""Headings of columns that are left out on a narrow terminal."""
 
 
 def print_results(
@@ -176,7 +176,7 @@ def _print_result(paper: Paper, series: Series, values: dict[str, Any]) -> None:
     if values["claims"]:
         print_sentence(f"{CLAIMS_ABOVE[values['scale']]}:")
     for claim in values["claims"]:
-        print_sentence(f"  {claim['status']}: {said(claim)}", below="    ")
+        print_sentence(f"  {claim['status']}: {claim_text(claim)}", below="    ")
 
 
 def print_listing(request: Request, as_json: bool) -> None:
@@ -227,7 +227,7 @@ def _listing_table(rows: Sequence[dict[str, Any]], title: str) -> None:
 
 
 def duration(seconds: float) -> str:
-    """A duration in a suitable unit."""
+    """Format a duration in a suitable unit."""
     for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 1.5 * size:
             return f"{seconds / size:.1f} {unit}"

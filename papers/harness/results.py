@@ -15,9 +15,9 @@ from stratafl.base.statistics import mean_std
 from stratafl.metrics.evaluation import rounds_to
 
 WINDOW = 0.1
-"""Final accuracy is averaged over this last share of the rounds, as single rounds are noisy."""
+"""Last share of the rounds over which final accuracy is averaged, as single rounds are noisy."""
 DIVERGED = "diverged"
-"""Text for a value all of whose runs diverged."""
+"""Text for a value if all runs diverged."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,15 @@ class Value:
     """Standard deviation of the sample; None for fewer than two seeds."""
     beyond: bool = False
     diverged: str = ""
-    """Text that says how many seeds had diverged and count as 0."""
+    """Text with the number of seeds that diverged and count as 0."""
 
     @staticmethod
     def of(values: Sequence[float], beyond: bool = False) -> Value:
         """Mean and deviation over seeds; NaN counts as 0, as a diverged model predicts nothing."""
-        dead = sum(map(math.isnan, values))
-        known = [0.0 if math.isnan(value) else value for value in values]
-        told = "" if not dead else DIVERGED if dead == len(values) else f"{dead} of {len(values)} diverged"
-        return Value(*mean_std(known), beyond, told)
+        diverged = sum(map(math.isnan, values))
+        finite = [0.0 if math.isnan(value) else value for value in values]
+        note = "" if not diverged else DIVERGED if diverged == len(values) else f"{diverged} of {len(values)} diverged"
+        return Value(*mean_std(finite), beyond, note)
 
     def text(self, digits: int = 1, unit: str = "") -> str:
         """Format as in the paper: ">T" where the target was not reached within T rounds."""
@@ -56,7 +56,7 @@ class Value:
 
 
 def is_below(a: Value | None, b: Value | None) -> bool | None:
-    """Whether a is below b; None where that cannot be told."""
+    """Whether a is below b; None if that cannot be decided."""
     if a is None or b is None or (a.beyond and b.beyond):
         return None
     if a.beyond:
@@ -109,8 +109,10 @@ class MeasuredLine:
         return Value.of(finals) if finals else None
 
     def round_to_round_change(self, until: int) -> float | None:
-        """Mean absolute change of the accuracy between rounds of the second half; None if any round
-        of it has no accuracy."""
+        """Mean absolute change of the accuracy from round to round, in the second half of the run.
+
+        It is None if any of these rounds has no accuracy.
+        """
         jumps = [
             abs(b - a)
             for curve in self.curves
@@ -127,7 +129,7 @@ class MeasuredLine:
         return self._to(target, [curve.seconds for curve in self.curves])
 
     def seconds_for(self, rounds: int) -> Value | None:
-        """Time for so many rounds, which all its curves must have."""
+        """Time for a number of rounds; None unless all curves have them."""
         if not self.curves or any(rounds not in curve.rounds for curve in self.curves):
             return None
         return Value.of([curve.seconds[curve.rounds.index(rounds)] for curve in self.curves])
@@ -141,9 +143,11 @@ class MeasuredLine:
         return Value.of(values, beyond) if values else None
 
     def at_cost(self, sent: float) -> float | None:
-        """The accuracy when a client has sent and received so many bytes, between two rounds on the
-        line that joins
-        them: rounds of one method are larger than another's. None before the first is over."""
+        """Mean accuracy when a client has sent and received `sent` bytes.
+
+        It is interpolated linearly between rounds, since the rounds of methods differ in size, and
+        None before the end of the first round.
+        """
         if not self.curves or any(sent < curve.sent[0] for curve in self.curves):
             return None
         return Value.of([float(np.interp(sent, curve.sent, curve.accuracy)) for curve in self.curves]).mean
@@ -155,8 +159,8 @@ def _known(values: Iterable[float]) -> list[float]:
 
 def span(counts: Iterable[int]) -> str:
     """Format the smallest and largest of the counts, such as "1 to 3"."""
-    found = sorted(counts)
-    return " to ".join(str(each) for each in dict.fromkeys((found[0], found[-1])))
+    ordered = sorted(counts)
+    return " to ".join(str(count) for count in dict.fromkeys((ordered[0], ordered[-1])))
 
 
 class Results:
@@ -173,12 +177,12 @@ class Results:
 
     @property
     def divided_by(self) -> list[str]:
-        """Partitions that make nodes differ; some series have their own instead of the option's."""
+        """Partitions that are not i.i.d.; some series have their own instead of the option's."""
         levels = [level for m in self.measured.values() for level in m.case.config.data.partition]
         return [name for name in dict.fromkeys(level["name"] for level in levels) if name != "iid"]
 
     def lines(self, panel: Panel) -> list[str]:
-        return [line for each, line in self.measured if each == panel]
+        return [line for other, line in self.measured if other == panel]
 
     def data(self, panel: Panel) -> str:
         """Data set of a panel."""
@@ -189,14 +193,14 @@ class Results:
         return str(self.measured[panel, line].case.config.method["name"])
 
     def get(self, panel: Panel, line: str) -> MeasuredLine | None:
-        found = self.measured.get((panel, line))
-        return found if found is not None and found.curves else None
+        line_curves = self.measured.get((panel, line))
+        return line_curves if line_curves is not None and line_curves.curves else None
 
     @property
     def comparable(self) -> bool:
         """Whether any panel has two measured lines, or all of its lines."""
-        found = [[self.get(panel, line) is not None for line in self.lines(panel)] for panel in self.panels]
-        return any(sum(lines) >= min(2, len(lines)) for lines in found)
+        measured = [[self.get(panel, line) is not None for line in self.lines(panel)] for panel in self.panels]
+        return any(sum(lines) >= min(2, len(lines)) for lines in measured)
 
     def seen(self, panel: Panel) -> bool:
         """Whether any line of the panel was measured."""
@@ -204,28 +208,32 @@ class Results:
 
     def until(self, *panels: Panel) -> int:
         """Last round that all measured lines of these panels have."""
-        found = [self.get(panel, line) for panel in panels for line in self.lines(panel)]
-        return min((m.last for m in found if m is not None), default=0)
+        measured = [self.get(panel, line) for panel in panels for line in self.lines(panel)]
+        return min((m.last for m in measured if m is not None), default=0)
 
     def limit(self, panel: Panel) -> int:
         """Last round that the series asks for."""
         return max(self.measured[panel, line].case.config.run.rounds for line in self.lines(panel))
 
     def unfinished(self, panel: Panel) -> str:
-        """How far the panel's lines have come, where that is not the end; runs to a target have no
-        other end."""
+        """Progress of a panel that has not reached its last round, or "".
+
+        It is "" for runs that stop at a target, too.
+        """
         until, limit = self.until(panel), self.limit(panel)
         return f"round {until} of {limit}" if self.target is None and 0 < until < limit else ""
 
     def accuracy(self, panel: Panel, line: str, beside: Sequence[Panel] = ()) -> Value | None:
-        """The accuracy of a line at the last round that all lines of the panel have, and those of
-        panels it is held beside: the same round for all."""
-        found = self.get(panel, line)
-        return None if found is None else found.accuracy(self.until(panel, *beside))
+        """Accuracy of a line at the last round that all lines of the panel have.
+
+        With `beside` it is the last round that all lines of these panels have, too.
+        """
+        measured = self.get(panel, line)
+        return None if measured is None else measured.accuracy(self.until(panel, *beside))
 
     def reach(self, panel: Panel, line: str) -> Value | None:
-        found = self.get(panel, line)
-        return None if found is None or self.target is None else found.reach(self.target)
+        measured = self.get(panel, line)
+        return None if measured is None or self.target is None else measured.reach(self.target)
 
 
 def measure(series: Series, cases: Sequence[Case], options: Options, seeds: int, stored: StoredRuns) -> Results:

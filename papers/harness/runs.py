@@ -1,4 +1,4 @@
-"""Stored runs by what they compute, and training of those that are missing."""
+"""Stored runs, found by what they compute, and training of missing ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stratafl.runs.sweep import Outcome, run_all
 from stratafl.runs.sweep.pool import Watch, is_computed_alike
 
 SETTING_UP = 120.0
-"""Seconds a run may take beside its rounds: reading data, compiling kernels."""
+"""Seconds that a run may take beside its rounds, to read data and compile kernels."""
 
 
 @dataclass(frozen=True)
@@ -71,54 +71,54 @@ class StoredRuns:
             try:
                 config = Config.of(run.config)
             except InvalidInput:
-                continue  # of another version, whose keys this one does not know
+                continue  # a run of another version, whose keys are unknown here
             self._by_identity[identity(config)].append((config, run))
 
     @staticmethod
     def of(folder: Path) -> StoredRuns:
         return StoredRuns(list_runs(folder) if folder.is_dir() else ())
 
-    def curve(self, wanted: Config) -> RunCurve | None:
+    def curve(self, config: Config) -> RunCurve | None:
         """Curve of the newest complete run on any device, otherwise of the longest run."""
-        found = [_cut(config, run, wanted) for config, run in self._offered(wanted)]
-        newest = reversed([curve for curve in found if curve.rounds])
+        curves = [_cut(run_config, run, config) for run_config, run in self._offered(config)]
+        newest = reversed([curve for curve in curves if curve.rounds])
         return max(newest, key=lambda curve: (curve.complete, curve.complete or len(curve.rounds)), default=None)
 
-    def has(self, wanted: Config) -> bool:
+    def has(self, config: Config) -> bool:
         """Whether there is a complete run on the same device and in the same precision."""
         return any(
-            is_computed_alike(run, wanted) and _cut(config, run, wanted).complete
-            for config, run in self._offered(wanted)
+            is_computed_alike(run, config) and _cut(run_config, run, config).complete
+            for run_config, run in self._offered(config)
         )
 
-    def _offered(self, wanted: Config) -> Iterator[tuple[Config, StoredRun]]:
+    def _offered(self, config: Config) -> Iterator[tuple[Config, StoredRun]]:
         """Runs of any length that compute the same as the config would compute today."""
-        for config, run in self._by_identity[identity(wanted)]:
-            if not changed_files_since(run, wanted):
-                yield config, run
+        for run_config, run in self._by_identity[identity(config)]:
+            if not changed_files_since(run, config):
+                yield run_config, run
 
 
-def _cut(config: Config, run: StoredRun, wanted: Config) -> RunCurve:
-    """Cut a run's records where the wanted config would end."""
-    goal, limit = wanted.run.stop_at, wanted.run.rounds
+def _cut(config: Config, run: StoredRun, target: Config) -> RunCurve:
+    """Curve of a run, up to the end of the target config."""
+    goal, limit = target.run.stop_at, target.run.rounds
     elapsed = list(accumulate(record["seconds"] for record in run.rounds))
     kept = []
     complete = False
     for record, seconds in zip(run.rounds[:limit], elapsed, strict=False):
-        found = measured(record)
-        value = found.get("accuracy", math.nan)
+        values = measured(record)
+        value = values.get("accuracy", math.nan)
         reached = goal is not None and value >= goal
         complete = reached or record["round"] == limit
-        if "accuracy" in found:
+        if "accuracy" in values:
             kept.append((record["round"], value, record["bytes_per_client"], seconds))
         if complete:
             break
     rounds, accuracy, sent, seconds = zip(*kept, strict=True) if kept else ((), (), (), ())
     steps = run.rounds[rounds[-1] - 1]["steps"] if rounds else 0
     chosen = {key: getattr(config.run, key) for key in ("device", "precision")}
-    made_with = tuple({**each, **chosen} for each in run.environments(rounds[-1] if rounds else 0))
+    made_with = tuple({**environment, **chosen} for environment in run.environments(rounds[-1] if rounds else 0))
     begin, end = (datetime.fromisoformat(text).timestamp() for text in (run.created, run.updated))
-    if len(kept) < len(run.rounds):  # the rest of it went into something else
+    if len(kept) < len(run.rounds):  # the time of the other rounds does not count
         end = min(end, begin + (seconds[-1] if seconds else 0.0))
     died = diverged(run.rounds[: rounds[-1]]) if rounds else None
     return RunCurve(rounds, accuracy, sent, seconds, limit, complete, steps, (begin, end), made_with, died)
@@ -150,8 +150,8 @@ def train(
 ) -> list[Outcome]:
     """Train missing runs.
 
-    Runs that go all the way come first, since one of them may serve a recipe that would have
-    stopped it at a target.
+    Runs with a fixed number of rounds come first, since one of them may serve a series whose runs
+    stop at a target.
     """
     began = time.monotonic()
     outcomes: list[Outcome] = []
@@ -161,27 +161,27 @@ def train(
             continue
         rest = None if seconds is None else max(seconds - (time.monotonic() - began), 0.0)
         if rest == 0 and outcomes:
-            break  # with no time left at all it would still do a round
-        # as `missing_runs` has it: times are compared, and a precision is asked for
+            break  # without time left, another round would still be computed
+        # device and precision must be those of the config, as in `missing_runs`
         outcomes += run_all(left, folder, workers, watch, say, rest, computed_alike=True)
     last = {outcome.name: outcome for outcome in outcomes}
     return list(last.values())
 
 
 def longest_of_equal(configs: Iterable[Config]) -> dict[str, Config]:
-    """Configs by the name of their run; of configs that differ in length only, the longest."""
-    found: dict[str, Config] = {}
+    """Configs by the name of their run; the longest of configs that differ in length only."""
+    longest: dict[str, Config] = {}
     for config in configs:
         name = run_name(config)
-        other = found.get(name, config)
-        assert identity(other) == identity(config), "a name is made of what a run computes"
+        other = longest.get(name, config)
+        assert identity(other) == identity(config), "run names include the identity"
         run = replace(
             config.run,
             rounds=max(config.run.rounds, other.run.rounds),
             stop_at=max(config.run.stop_at, other.run.stop_at) if config.run.stop_at and other.run.stop_at else None,
         )
-        found[name] = replace(config, run=run)
-    return found
+        longest[name] = replace(config, run=run)
+    return longest
 
 
 def failures(outcomes: Iterable[Outcome]) -> list[Outcome]:

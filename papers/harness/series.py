@@ -1,4 +1,4 @@
-"""A series of experiments of a paper: the cases of one table or figure, each a config."""
+"""Series of experiments of a paper: the cases of one table or figure, each a config."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stratafl.runs import format, provenance
 
 Scale = Literal["quick", "paper"]
 Panel = tuple[str, ...]
-"""What a panel of a figure, or a row of a table, shows: a data set, a distribution, a setting."""
+"""Panel of a figure or row of a table: its data set, distribution or setting."""
 Form = Literal["rounds", "curves", "communication", "time"]
 SCALES: tuple[Scale, ...] = ("quick", "paper")
 PARTITIONS = ("release_dirichlet", "dirichlet")
@@ -60,7 +60,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Case:
-    """One line of a panel; its runs differ in their seed only."""
+    """Line of a panel; its runs differ in their seed only."""
 
     panel: Panel
     line: str
@@ -73,12 +73,12 @@ class Case:
     @property
     def steps_per_round(self) -> int:
         """Client-steps of one global round."""
-        tree, given = Tree.of(self.config.tree.shape), self.config.schedule
+        tree, schedule = Tree.of(self.config.tree.shape), self.config.schedule
         depth = tree.depth
-        if given.periods is not None:
-            periods = Schedule.of(given.periods, depth).periods
+        if schedule.periods is not None:
+            periods = Schedule.of(schedule.periods, depth).periods
         else:
-            periods = Schedule.of_steps(given.steps_per_sync, depth).periods
+            periods = Schedule.of_steps(schedule.steps_per_sync, depth).periods
         return tree.sizes[-1] * prod(periods)
 
     @property
@@ -108,10 +108,10 @@ class Series:
 
     def cases(self, options: Options, only: Sequence[str] = ()) -> list[Case]:
         """Cases of the series; with `only` those whose name contains one of these texts."""
-        made = list(self.make(options))
-        if options.methods is not None and not made:
+        cases = list(self.make(options))
+        if options.methods is not None and not cases:
             raise InvalidInput("--methods", list(options.methods), f"{self.name} has none of them")
-        return [case for case in made if not only or any(text in case.name for text in only)]
+        return [case for case in cases if not only or any(text in case.name for text in only)]
 
     @property
     def figure(self) -> str:
@@ -135,7 +135,7 @@ class Series:
 def runs_of(cases: Sequence[Case], seeds: int) -> Iterator[tuple[Case, int]]:
     """Cases with seed offsets, all cases of one seed before the next.
 
-    Whenever time runs out, the finished runs then form a whole comparison.
+    So the finished runs form a complete comparison when time runs out.
     """
     for seed in range(seeds):
         for case in cases:

@@ -36,27 +36,27 @@ def _text(value: Value | None, unit: str = "") -> str:
 
 
 def _fewest(results: Results) -> list[Finding]:
-    found = []
+    findings = []
     for panel in results.panels:
-        ours = results.reach(panel, "mtgc")
+        mtgc = results.reach(panel, "mtgc")
         others = {line: results.reach(panel, line) for line in results.lines(panel) if line != "mtgc"}
-        answers = [is_below(ours, other) for other in others.values()]
+        answers = [is_below(mtgc, other) for other in others.values()]
         holds = False if False in answers else None if None in answers or not answers else True
-        said = ", ".join([_text(ours), *(f"{METHODS[line]} {_text(value)}" for line, value in others.items())])
-        found.append(Finding(label(panel), holds, said))
-    return found
+        numbers = ", ".join([_text(mtgc), *(f"{METHODS[line]} {_text(value)}" for line, value in others.items())])
+        findings.append(Finding(label(panel), holds, numbers))
+    return findings
 
 
 def _monotone(labels: str, values: Sequence[Value | None], rising: bool) -> Finding:
-    """Whether values are monotone: none moves the wrong way for certain, and at least one moves."""
-    known = [value for value in values if value is not None]
-    if len(known) < 2:
+    """Whether values are monotone: no pair has the wrong order for certain, and one the right."""
+    measured = [value for value in values if value is not None]
+    if len(measured) < 2:
         return Finding(labels, None, "")
-    pairs = [(a, b) if rising else (b, a) for i, a in enumerate(known) for b in known[i + 1 :]]
+    pairs = [(a, b) if rising else (b, a) for i, a in enumerate(measured) for b in measured[i + 1 :]]
     right, wrong = (any(is_below(*pair[::way]) for pair in pairs) for way in (1, -1))
     level = all(is_below(*pair) is False for pair in pairs)
     holds = False if wrong or level else True if right else None
-    return Finding(labels, holds, ", ".join(_text(value) for value in known))
+    return Finding(labels, holds, ", ".join(_text(value) for value in measured))
 
 
 def _falls(results: Results) -> list[Finding]:
@@ -76,23 +76,23 @@ def _speedup_grows(results: Results) -> list[Finding]:
 
 
 def _hfedavg_suffers(results: Results) -> list[Finding]:
-    found = []
+    findings = []
     for eh in _settings(results):
         client, group, both = (results.reach((d, eh), "hfedavg") for d in ("client", "group", "both"))
         answers = [is_below(client, both), is_below(group, both)]
         holds = False if False in answers else None if None in answers else True
-        found.append(Finding(eh, holds, f"{_text(client)} and {_text(group)}, both levels {_text(both)}"))
-    return found
+        findings.append(Finding(eh, holds, f"{_text(client)} and {_text(group)}, both levels {_text(both)}"))
+    return findings
 
 
 def _mtgc_is_stable(results: Results) -> list[Finding]:
     """Whether MTGC's rounds grow by a smaller factor from one non-i.i.d. level to both."""
-    found = []
+    findings = []
     for eh in _settings(results):
         growth = {line: _growth(results, eh, line) for line in ("mtgc", "hfedavg")}
-        said = f"MTGC {_text(growth['mtgc'], '×')}, HFedAvg {_text(growth['hfedavg'], '×')}"
-        found.append(Finding(eh, is_below(growth["mtgc"], growth["hfedavg"]), said))
-    return found
+        numbers = f"MTGC {_text(growth['mtgc'], '×')}, HFedAvg {_text(growth['hfedavg'], '×')}"
+        findings.append(Finding(eh, is_below(growth["mtgc"], growth["hfedavg"]), numbers))
+    return findings
 
 
 def _growth(results: Results, eh: str, line: str) -> Value | None:
@@ -103,14 +103,14 @@ def _growth(results: Results, eh: str, line: str) -> Value | None:
 
 
 def _speedup_is_largest(results: Results) -> list[Finding]:
-    found = []
+    findings = []
     for eh in _settings(results):
         client, group, both = (speedup(results, d, eh) for d in ("client", "group", "both"))
         answers = [is_below(client, both), is_below(group, both)]
         holds = False if False in answers else None if None in answers else True
-        said = f"{_text(client, '×')} and {_text(group, '×')}, both levels {_text(both, '×')}"
-        found.append(Finding(eh, holds, said))
-    return found
+        numbers = f"{_text(client, '×')} and {_text(group, '×')}, both levels {_text(both, '×')}"
+        findings.append(Finding(eh, holds, numbers))
+    return findings
 
 
 SMALL_OVERHEAD = 1.25
@@ -120,22 +120,22 @@ SMALL_OVERHEAD = 1.25
 def best(line: str, others: Sequence[str] = ()) -> Callable[[Results], list[Finding]]:
     """Claim that a line ends with the highest accuracy of all, or of `others`, in every panel.
 
-    One higher line refutes it, whatever the lines would do that were not measured.
+    One higher line refutes it, even if other lines were not measured.
     """
 
     def findings(results: Results) -> list[Finding]:
-        found = []
+        verdicts = []
         for panel in results.panels:
-            rest = [each for each in results.lines(panel) if each != line and (not others or each in others)]
-            ours = results.accuracy(panel, line)
-            scores = {each: score for each in rest if (score := results.accuracy(panel, each)) is not None}
-            rival = max(scores, key=lambda each: scores[each].mean, default=None)
-            if ours is None or rival is None or (len(scores) < len(rest) and ours.mean > scores[rival].mean):
-                found.append(Finding(label(panel), None, ""))
+            rivals = [other for other in results.lines(panel) if other != line and (not others or other in others)]
+            own = results.accuracy(panel, line)
+            scores = {other: score for other in rivals if (score := results.accuracy(panel, other)) is not None}
+            rival = max(scores, key=lambda other: scores[other].mean, default=None)
+            if own is None or rival is None or (len(scores) < len(rivals) and own.mean > scores[rival].mean):
+                verdicts.append(Finding(label(panel), None, ""))
                 continue
-            said = f"{percent(ours)}, {METHODS.get(rival, rival)} {percent(scores[rival])}"
-            found.append(Finding(label(panel), ours.mean > scores[rival].mean, said))
-        return found
+            numbers = f"{percent(own)}, {METHODS.get(rival, rival)} {percent(scores[rival])}"
+            verdicts.append(Finding(label(panel), own.mean > scores[rival].mean, numbers))
+        return verdicts
 
     return findings
 
@@ -148,9 +148,9 @@ def ends_above(panel: Panel, high: str, low: str, results: Results) -> Finding:
     return Finding(label(panel), a.mean > b.mean, f"{METHODS[high]} {percent(a)}, {METHODS[low]} {percent(b)}")
 
 
-def extra_models(ours: MeasuredLine, plain: MeasuredLine, e: int) -> float:
+def extra_models(mtgc: MeasuredLine, plain: MeasuredLine, e: int) -> float:
     """Additional models that a client exchanges in a round; HFedAvg's are e up and e down."""
-    last, base = ours.curves[0].last_sent, plain.curves[0].last_sent
+    last, base = mtgc.curves[0].last_sent, plain.curves[0].last_sent
     return (last - base) / (base / (2 * e))
 
 
@@ -166,10 +166,10 @@ def _gap(
     results: Results, panel: Panel, line: str, others: Sequence[str], beside: Sequence[Panel] = ()
 ) -> float | None:
     """Lead of a line over the best of the others, at the last round all compared panels have."""
-    ours, *theirs = (results.accuracy(panel, each, beside) for each in (line, *others))
-    if ours is None or not theirs or None in theirs:
+    own, *rivals = (results.accuracy(panel, value, beside) for value in (line, *others))
+    if own is None or not rivals or None in rivals:
         return None
-    return ours.mean - max(each.mean for each in theirs if each is not None)
+    return own.mean - max(value.mean for value in rivals if value is not None)
 
 
 def _points(value: float | None) -> str:
@@ -177,7 +177,7 @@ def _points(value: float | None) -> str:
 
 
 def _at(results: Results, panels: Sequence[Panel]) -> str:
-    """Name the round of a comparison of panels that are not equally far."""
+    """Name the round of a comparison, if the panels have different last rounds."""
     return f" at round {results.until(*panels)}" if len({results.until(panel) for panel in panels}) > 1 else ""
 
 
@@ -187,29 +187,31 @@ def _largest_for_cifar100(results: Results) -> list[Finding]:
         panel: _gap(results, panel, "mtgc", [line for line in others if line in results.lines(panel)], results.panels)
         for panel in results.panels
     }
-    known = {panel: gap for panel, gap in gaps.items() if gap is not None}
-    hard = [panel for panel in known if panel[0] == "cifar100"]
-    if not hard or len(known) < 2:
+    measured = {panel: gap for panel, gap in gaps.items() if gap is not None}
+    hard = [panel for panel in measured if panel[0] == "cifar100"]
+    if not hard or len(measured) < 2:
         return [Finding("CIFAR-100", None, "")]
-    said = ", ".join(f"{label(panel)} {_points(gap)}" for panel, gap in known.items()) + _at(results, results.panels)
-    return [Finding("CIFAR-100", known[hard[0]] == max(known.values()), said)]
+    numbers = ", ".join(f"{label(panel)} {_points(gap)}" for panel, gap in measured.items()) + _at(
+        results, results.panels
+    )
+    return [Finding("CIFAR-100", measured[hard[0]] == max(measured.values()), numbers)]
 
 
 def _lowest(line: str, among: Sequence[str]) -> Callable[[Results], list[Finding]]:
     """Claim that a line ends below all others of `among`."""
 
     def findings(results: Results) -> list[Finding]:
-        found = []
+        verdicts = []
         for panel in results.panels:
-            scores = {each: results.accuracy(panel, each) for each in results.lines(panel) if each in among}
+            scores = {other: results.accuracy(panel, other) for other in results.lines(panel) if other in among}
             if None in scores.values() or line not in scores or len(scores) < 2:
-                found.append(Finding(label(panel), None, ""))
+                verdicts.append(Finding(label(panel), None, ""))
                 continue
-            means = {each: score.mean for each, score in scores.items() if score is not None}
-            rival = min((each for each in means if each != line), key=lambda each: means[each])
-            said = f"{METHODS[line]} {percent(scores[line])}, lowest other {METHODS[rival]} {percent(scores[rival])}"
-            found.append(Finding(label(panel), means[line] < means[rival], said))
-        return found
+            means = {other: score.mean for other, score in scores.items() if score is not None}
+            rival = min((other for other in means if other != line), key=lambda other: means[other])
+            numbers = f"{METHODS[line]} {percent(scores[line])}, lowest other {METHODS[rival]} {percent(scores[rival])}"
+            verdicts.append(Finding(label(panel), means[line] < means[rival], numbers))
+        return verdicts
 
     return findings
 
@@ -221,67 +223,79 @@ def _restless(high: str, among: Sequence[str]) -> Callable[[Results], list[Findi
     """
 
     def findings(results: Results) -> list[Finding]:
-        found = []
+        verdicts = []
         for panel in results.panels:
             until = results.until(panel)
             jumps = {
-                each: m.round_to_round_change(until) for each in results.lines(panel) if (m := results.get(panel, each))
+                other: m.round_to_round_change(until)
+                for other in results.lines(panel)
+                if (m := results.get(panel, other))
             }
-            known = {each: jump for each, jump in jumps.items() if jump is not None}
-            others = [each for each in results.lines(panel) if each in among and each != high]
-            whole = until == results.limit(panel)
-            if not whole or high not in known or not others or any(each not in known for each in others):
-                found.append(Finding(label(panel), None, ""))
+            jump_of = {other: jump for other, jump in jumps.items() if jump is not None}
+            others = [other for other in results.lines(panel) if other in among and other != high]
+            is_finished = until == results.limit(panel)
+            if not is_finished or high not in jump_of or not others or any(other not in jump_of for other in others):
+                verdicts.append(Finding(label(panel), None, ""))
                 continue
-            rival = max(others, key=lambda each: known[each])
-            said = f"{METHODS[high]} {100 * known[high]:.2f}, {METHODS[rival]} {100 * known[rival]:.2f} points a round"
-            found.append(Finding(label(panel), known[high] > known[rival], said))
-        return found
+            rival = max(others, key=lambda other: jump_of[other])
+            numbers = (
+                f"{METHODS[high]} {100 * jump_of[high]:.2f}, {METHODS[rival]} {100 * jump_of[rival]:.2f} points a round"
+            )
+            verdicts.append(Finding(label(panel), jump_of[high] > jump_of[rival], numbers))
+        return verdicts
 
     return findings
 
 
 def _falls_with_heterogeneity(results: Results) -> list[Finding]:
-    found = []
+    findings = []
     for data in _data(results):
-        panels = [(data, each) for each in ("both", "client", "group")]
+        panels = [(data, distribution) for distribution in ("both", "client", "group")]
         both, *others = (results.accuracy(panel, "hfedavg", panels) for panel in panels)
         if both is None or None in others:
-            found.append(Finding(label((data,)), None, ""))
+            findings.append(Finding(label((data,)), None, ""))
             continue
-        said = f"{percent(others[0])} and {percent(others[1])}, both levels {percent(both)}{_at(results, panels)}"
-        found.append(Finding(label((data,)), all(each is not None and both.mean < each.mean for each in others), said))
-    return found
+        numbers = f"{percent(others[0])} and {percent(others[1])}, both levels {percent(both)}{_at(results, panels)}"
+        findings.append(
+            Finding(
+                label((data,)),
+                all(distribution is not None and both.mean < distribution.mean for distribution in others),
+                numbers,
+            )
+        )
+    return findings
 
 
 def _one_correction_helps(results: Results) -> list[Finding]:
-    found = []
+    findings = []
     for panel in results.panels:
         local, group = (
             ends_above(panel, line, "hfedavg", results) for line in ("local_correction", "group_correction")
         )
         if local.holds is None or group.holds is None:
-            found.append(Finding(label(panel), None, ""))
+            findings.append(Finding(label(panel), None, ""))
         else:
             better = local if local.holds else group
-            found.append(better)
-    return found
+            findings.append(better)
+    return findings
 
 
 def _gain_is_largest(results: Results) -> list[Finding]:
-    found = []
+    findings = []
     for data in _data(results):
-        panels = [(data, each) for each in ("client", "group", "both")]
+        panels = [(data, distribution) for distribution in ("client", "group", "both")]
         gains = {panel[1]: _gap(results, panel, "mtgc", ["hfedavg"], panels) for panel in panels}
-        known = [gain for gain in gains.values() if gain is not None]
-        holds = None if len(known) < 3 else gains["both"] == max(known)
-        said = ", ".join(f"{each} {_points(gain)}" for each, gain in gains.items()) + _at(results, panels)
-        found.append(Finding(label((data,)), holds, said))
-    return found
+        measured = [gain for gain in gains.values() if gain is not None]
+        holds = None if len(measured) < 3 else gains["both"] == max(measured)
+        numbers = ", ".join(f"{distribution} {_points(gain)}" for distribution, gain in gains.items()) + _at(
+            results, panels
+        )
+        findings.append(Finding(label((data,)), holds, numbers))
+    return findings
 
 
 def _clients_matter_more(results: Results) -> list[Finding]:
-    """Whether local correction gains on group correction as groups have more clients."""
+    """Whether the lead of local over group correction grows with the clients of a group."""
     panels = sorted(results.panels, key=lambda panel: int(panel[0].partition("x")[2]))
     leads = [_gap(results, panel, "local_correction", ["group_correction"], panels) for panel in panels]
     return [
@@ -300,74 +314,76 @@ def _faster_with(what: str) -> Callable[[Results], list[Finding]]:
     def findings(results: Results) -> list[Finding]:
         lines = [line for line in results.lines((what,)) if results.method((what,), line) == "mtgc"]
         rounds = [(line, results.reach((what,), line)) for line in lines]
-        known = [(line, value) for line, value in rounds if value is not None]
-        if len(known) < max(len(lines), 2):
+        measured = [(line, value) for line, value in rounds if value is not None]
+        if len(measured) < max(len(lines), 2):
             return [Finding(f"rounds to {results.target:.0%}", None, "")]
-        said = ", ".join(f"{line} {value.text()}" for line, value in known)
-        return [Finding(f"rounds to {results.target:.0%}", is_below(known[-1][1], known[0][1]), said)]
+        numbers = ", ".join(f"{line} {value.text()}" for line, value in measured)
+        return [Finding(f"rounds to {results.target:.0%}", is_below(measured[-1][1], measured[0][1]), numbers)]
 
     return findings
 
 
 def _sends(results: Results) -> list[Finding]:
-    """Whether MTGC exchanges one model more per round than HFedAvg, which has E up and E down."""
-    found = []
+    """Whether MTGC exchanges one model more per round than HFedAvg's E up and E down."""
+    findings = []
     for panel in results.panels:
-        ours, plain = results.get(panel, "mtgc"), results.get(panel, "hfedavg")
-        if ours is None or plain is None:
-            found.append(Finding(label(panel), None, ""))
+        mtgc, plain = results.get(panel, "mtgc"), results.get(panel, "hfedavg")
+        if mtgc is None or plain is None:
+            findings.append(Finding(label(panel), None, ""))
             continue
-        e = ours.case.config.schedule.periods[0]
-        more = extra_models(ours, plain, e)
+        e = mtgc.case.config.schedule.periods[0]
+        more = extra_models(mtgc, plain, e)
         expected = f"(E+1)/E = {communication_ratio(e):.3f}"
-        said = f"{more:.2f} models more a round; with one more, its downloads are {expected} times HFedAvg's"
-        found.append(Finding(label(panel), abs(more - 1) < 0.01, said))
-    return found
+        numbers = f"{more:.2f} models more a round; with one more, its downloads are {expected} times HFedAvg's"
+        findings.append(Finding(label(panel), abs(more - 1) < 0.01, numbers))
+    return findings
 
 
 def _better_for_the_same_bytes(results: Results) -> list[Finding]:
-    found = []
+    findings = []
     for panel in results.panels:
         lines = {line: results.get(panel, line) for line in results.lines(panel)}
         if any(m is None for m in lines.values()) or "mtgc" not in lines or len(lines) < 2:
-            found.append(Finding(label(panel), None, ""))
+            findings.append(Finding(label(panel), None, ""))
             continue
-        known = {line: m for line, m in lines.items() if m is not None}
-        most = min(curve.sent[-1] for m in known.values() for curve in m.curves)
+        measured = {line: m for line, m in lines.items() if m is not None}
+        most = min(curve.sent[-1] for m in measured.values() for curve in m.curves)
         for share in (0.25, 0.5, 1.0):
-            scores = {line: m.at_cost(share * most) or 0.0 for line, m in known.items()}
+            scores = {line: m.at_cost(share * most) or 0.0 for line, m in measured.items()}
             rival = max((line for line in scores if line != "mtgc"), key=lambda line: scores[line])
-            said = f"{100 * scores['mtgc']:.1f} %, {METHODS[rival]} {100 * scores[rival]:.1f} %"
+            numbers = f"{100 * scores['mtgc']:.1f} %, {METHODS[rival]} {100 * scores[rival]:.1f} %"
             spent = share * most / 1e6
-            found.append(Finding(f"at {spent:,.{0 if spent > 10 else 2}f} MB", scores["mtgc"] > scores[rival], said))
-    return found
+            findings.append(
+                Finding(f"at {spent:,.{0 if spent > 10 else 2}f} MB", scores["mtgc"] > scores[rival], numbers)
+            )
+    return findings
 
 
 def _first_in_time(results: Results) -> list[Finding]:
-    found = []
+    findings = []
     for panel in results.panels:
         goal = results.target or 1.0
         lines = results.lines(panel)
         times_to = {line: m.seconds_to(goal) if (m := results.get(panel, line)) else None for line in lines}
-        ours = times_to.get("mtgc")
+        mtgc = times_to.get("mtgc")
         for line in lines:
             if line != "mtgc":
-                theirs = times_to[line]
-                said = " and ".join("?" if v is None else v.text(unit=" s") for v in (ours, theirs))
-                found.append(Finding(f"against {METHODS[line]}", is_below(ours, theirs), said))
-    return found
+                other = times_to[line]
+                numbers = " and ".join("?" if v is None else v.text(unit=" s") for v in (mtgc, other))
+                findings.append(Finding(f"against {METHODS[line]}", is_below(mtgc, other), numbers))
+    return findings
 
 
 def _little_overhead(results: Results) -> list[Finding]:
-    found = []
+    findings = []
     for panel in results.panels:
         lines = [results.get(panel, line) for line in ("mtgc", "hfedavg")]
         a, b = (None if m is None else Value.of([c.seconds[-1] / c.rounds[-1] for c in m.curves]) for m in lines)
         overhead = ratio(a, b)
         holds = None if overhead is None else overhead.mean <= SMALL_OVERHEAD
-        said = "" if overhead is None else f"a round takes {overhead.mean:.2f} times HFedAvg's"
-        found.append(Finding(label(panel), holds, said))
-    return found
+        numbers = "" if overhead is None else f"a round takes {overhead.mean:.2f} times HFedAvg's"
+        findings.append(Finding(label(panel), holds, numbers))
+    return findings
 
 
 def _in_panels(part: str, high: str, low: str) -> Callable[[Results], list[Finding]]:

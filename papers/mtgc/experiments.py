@@ -27,7 +27,7 @@ EH = {
 """(E, H) of Table 1: the first is the base, the next two grow H, the last two grow E."""
 LIMIT = {"paper": 500, "quick": 30}
 COMPARED = {"paper": 50, "quick": 12}
-"""Rounds of Figures 3 and 4, whose number the paper does not name."""
+"""Rounds of Figures 3 and 4, whose number the paper does not state."""
 SHAPES = {"paper": ((5, 20), (10, 10), (20, 5)), "quick": ((2, 12), (4, 6), (8, 3))}
 
 
@@ -145,16 +145,15 @@ FIG7B = Series(
 
 
 SEARCH_SEED = 1000
-"""Seed of searches, none of the seeds that results are reported for."""
+"""Seed of searches, different from the seeds of reported results."""
 
 
 SHIFTED = {"paper": ((30, 20), (10, 20)), "quick": ((2, 20),)}
-"""(E, H) under distribution shift: that of most of the paper's experiments, and the one that asks
-least of a model."""
+"""(E, H) under distribution shift: that of most of the paper's experiments, and the easiest one."""
 
 
 def _label_shift(options: Options) -> list[Case]:
-    # all classes are held by somebody: ten groups, or the three of quick scale
+    # every class is in some group: there are ten groups, or three at quick scale
     held = [{"name": "classes", "k": 4 if options.quick else 3}, {"name": "classes", "k": 2}]
     return _shifted(options, held)
 
@@ -207,7 +206,7 @@ def _three_level(options: Options) -> list[Case]:
 
 def _search(options: Options) -> list[Case]:
     data = sets(options, ("cifar10",))[0]
-    made = []
+    cases = []
     for name, (parameter, values) in CANDIDATES.items():
         if options.methods is not None and name not in options.methods:
             continue
@@ -215,8 +214,8 @@ def _search(options: Options) -> list[Case]:
         for value in values:
             config = replace(plain.config, method={"name": name, parameter: value})
             config = replace(config, run=replace(config.run, seed=SEARCH_SEED))
-            made.append(Case((name,), f"{parameter}={value:g}", config))
-    return made
+            cases.append(Case((name,), f"{parameter}={value:g}", config))
+    return cases
 
 
 LABEL_SHIFT = Series(

@@ -40,7 +40,7 @@ CLIMB = 3
 
 
 def draw(results: Results, stem: Path) -> list[Path]:
-    """Draw a PNG and an SVG; none where nothing was measured."""
+    """Draw a PNG and an SVG; nothing if there are no results."""
     if not any(measured.curves for measured in results.measured.values()):
         return []
     make = {"rounds": _rounds, "curves": _curves, "communication": _communication, "time": _time}[results.series.form]
@@ -71,41 +71,39 @@ def _panels(results: Results, x: str, along: Callable[[RunCurve], Sequence[float
     one_legend = len({tuple(results.lines(panel)) for panel in results.panels}) == 1
     for r, row in enumerate(grid):
         for c, panel in enumerate(row):
-            here, data = axes[r][c], results.data(panel)
+            ax, data = axes[r][c], results.data(panel)
             lines = results.lines(panel)
-            alike = [each for each in row if results.data(each) == data and results.seen(each)]
-            if panel in alike[1:]:  # of one data set, and side by side to be compared
-                here.sharey(axes[r][row.index(alike[0])])
+            alike = [other for other in row if results.data(other) == data and results.seen(other)]
+            if panel in alike[1:]:  # panels of one data set side by side have one axis
+                ax.sharey(axes[r][row.index(alike[0])])
             for number, line in enumerate(lines):
-                found = results.get(panel, line)
+                curves = results.get(panel, line)
                 colour = COLOUR.get(line) or LADDER[number % len(LADDER)]
-                if found is not None:
-                    _line(here, found, along, colour, line)
+                if curves is not None:
+                    _line(ax, curves, along, colour, line)
             if results.target is not None:
-                here.axhline(results.target, color=INK, linewidth=0.8, linestyle=":")
-            here.set_title(_short(panel, rows), fontsize=9)
+                ax.axhline(results.target, color=INK, linewidth=0.8, linestyle=":")
+            ax.set_title(_short(panel, rows), fontsize=9)
             if r == rows - 1:
-                here.set_xlabel(x)
+                ax.set_xlabel(x)
             if c == 0:
-                here.set_ylabel(
-                    "test accuracy" if rows == 1 else f"{DISTRIBUTIONS[panel[1]]}\ntest accuracy", fontsize=8
-                )
-            here.xaxis.get_major_locator().set_params(integer=True)
-            here.grid(alpha=0.25)
-            here.spines[["top", "right"]].set_visible(False)
+                ax.set_ylabel("test accuracy" if rows == 1 else f"{DISTRIBUTIONS[panel[1]]}\ntest accuracy", fontsize=8)
+            ax.xaxis.get_major_locator().set_params(integer=True)
+            ax.grid(alpha=0.25)
+            ax.spines[["top", "right"]].set_visible(False)
             if not results.seen(panel):
-                here.text(0.5, 0.5, "not measured", ha="center", va="center", transform=here.transAxes, color="#888888")
-                here.set(xticks=[], yticks=[])
+                ax.text(0.5, 0.5, "not measured", ha="center", va="center", transform=ax.transAxes, color="#888888")
+                ax.set(xticks=[], yticks=[])
                 continue
-            shown = [m for each in alike for line in results.lines(each) if (m := results.get(each, line))]
-            _focus(here, [curve for m in shown for curve in m.curves], results.target)
+            shown = [m for other in alike for line in results.lines(other) if (m := results.get(other, line))]
+            _focus(ax, [curve for m in shown for curve in m.curves], results.target)
             note = f"unfinished: {at}" if (at := results.unfinished(panel)) else None
             if not one_legend:
                 small = {"fontsize": 7, "title_fontsize": 7}
-                here.legend(title=note, framealpha=0.85, edgecolor="none", loc="lower right", **small)
+                ax.legend(title=note, framealpha=0.85, edgecolor="none", loc="lower right", **small)
             elif note:
-                corner = {"ha": "right", "va": "bottom", "transform": here.transAxes}
-                here.text(0.97, 0.04, note, color=INK, fontsize=8, **corner)
+                corner = {"ha": "right", "va": "bottom", "transform": ax.transAxes}
+                ax.text(0.97, 0.04, note, color=INK, fontsize=8, **corner)
     if one_legend:
         _one_legend(figure, axes, [_title(line) for line in results.lines(results.panels[0])])
     _headline(figure, results)
@@ -128,8 +126,8 @@ def _focus(axes: Any, curves: Sequence[RunCurve], target: float | None) -> None:
 
 def _one_legend(figure: Any, axes: Any, order: Sequence[str]) -> None:
     shown: dict[str, Any] = {}
-    for each in axes.flat:
-        for handle, text in zip(*each.get_legend_handles_labels(), strict=True):
+    for ax in axes.flat:
+        for handle, text in zip(*ax.get_legend_handles_labels(), strict=True):
             shown.setdefault(text, handle)
     shown = {text: shown[text] for text in order if text in shown}
     place = {"loc": "outside lower center", "frameon": False, "fontsize": 8}
@@ -154,7 +152,7 @@ def _line(
     shortest = min(len(curve.rounds) for curve in curves)
     xs = list(along(curves[0]))[:shortest]
     values = [[curve.accuracy[i] for curve in curves] for i in range(shortest)]
-    mean = [statistics.fmean(each) for each in values]
+    mean = [statistics.fmean(values_at) for values_at in values]
     axes.plot(xs, mean, color=colour, label=_title(line), zorder=3 if bold else 2, **style)
     if any(curve.diverged is not None for curve in curves):
         ends = [place for place, value in enumerate(mean) if not math.isnan(value)]
@@ -162,8 +160,8 @@ def _line(
         axes.plot([x], [y], color=colour, marker="x", linestyle="", zorder=4)
         axes.annotate("diverged", (x, y), xytext=(4, 4), textcoords="offset points", fontsize=7, color=colour)
     if len(curves) > 1:
-        known = [v if not any(map(math.isnan, v)) else [math.nan] for v in values]
-        axes.fill_between(xs, [min(v) for v in known], [max(v) for v in known], color=colour, alpha=0.18, linewidth=0)
+        finite = [v if not any(map(math.isnan, v)) else [math.nan] for v in values]
+        axes.fill_between(xs, [min(v) for v in finite], [max(v) for v in finite], color=colour, alpha=0.18, linewidth=0)
 
 
 def _title(line: str) -> str:
@@ -190,9 +188,9 @@ def _short(panel: Panel, rows: int) -> str:
 
 
 def _rounds(results: Results) -> Any:
-    """Rounds to the target: ours filled, the paper's hollow, an arrow where it was not reached."""
+    """Plot rounds to the target: measured filled, the paper's hollow, an arrow if not reached."""
     distributions = list(dict.fromkeys(panel[0] for panel in results.panels))
-    distributions = [each for each in DISTRIBUTIONS if each in distributions]
+    distributions = [name for name in DISTRIBUTIONS if name in distributions]
     settings = list(dict.fromkeys(panel[1] for panel in results.panels))
     lines = list(dict.fromkeys(line for _, line in results.measured))
     ordered = [line for line in METHODS if line in lines]
@@ -201,27 +199,27 @@ def _rounds(results: Results) -> Any:
         1, len(distributions), figsize=(3.4 * len(distributions) + 1, 0.72 * len(settings) + 1.9), layout="constrained",
         sharey=True, sharex=True, squeeze=False,
     )  # fmt: skip
-    for here, distribution in zip(axes[0], distributions, strict=True):
+    for ax, distribution in zip(axes[0], distributions, strict=True):
         for row, setting in enumerate(settings):
             for number, line in enumerate(ordered):
                 panel = (distribution, setting)
                 height = row + 0.17 * (number - (len(ordered) - 1) / 2)
                 colour, marker = COLOUR[line], MARKER.get(line, "o")
-                ours = results.reach(panel, line) if (panel, line) in results.measured else None
-                theirs = None if results.options.quick else table1(panel, line)
-                for value, filled in ((theirs, False), (ours, True)):
+                own = results.reach(panel, line) if (panel, line) in results.measured else None
+                paper_rounds = None if results.options.quick else table1(panel, line)
+                for value, filled in ((paper_rounds, False), (own, True)):
                     if value is not None:
-                        _point(here, value, height, colour, marker, filled)
-        here.set_title(DISTRIBUTIONS[distribution], fontsize=9)
-        here.set_xscale("log")
+                        _point(ax, value, height, colour, marker, filled)
+        ax.set_title(DISTRIBUTIONS[distribution], fontsize=9)
+        ax.set_xscale("log")
         ticks = (10, 20, 50, 100, 200, 500) if not results.options.quick else (1, 2, 5, 10)
-        here.set_xticks(ticks, [str(tick) for tick in ticks])
-        here.minorticks_off()
-        here.set_xlim(right=1.6 * ticks[-1])  # room for an arrow
-        here.set_xlabel(f"global rounds to {results.target:.0%}")
-        here.set_yticks(range(len(settings)), [word(each) for each in settings])
-        here.grid(alpha=0.25)
-        here.spines[["top", "right"]].set_visible(False)
+        ax.set_xticks(ticks, [str(tick) for tick in ticks])
+        ax.minorticks_off()
+        ax.set_xlim(right=1.6 * ticks[-1])  # room for an arrow
+        ax.set_xlabel(f"global rounds to {results.target:.0%}")
+        ax.set_yticks(range(len(settings)), [word(name) for name in settings])
+        ax.grid(alpha=0.25)
+        ax.spines[["top", "right"]].set_visible(False)
     axes[0][0].invert_yaxis()
     handles = [
         plt.Line2D([], [], color=COLOUR[line], marker=MARKER.get(line, "o"), linestyle="", label=METHODS[line])
@@ -247,27 +245,27 @@ def _point(axes: Any, value: Value | Rounds, height: float, colour: str, marker:
 def _time(results: Results) -> Any:
     (panel,) = results.panels
     goal = results.target or 1.0
-    found = {line: m for line in results.lines(panel) if (m := results.get(panel, line)) is not None}
+    lines = {line: m for line in results.lines(panel) if (m := results.get(panel, line)) is not None}
     until = results.until(panel)
-    figure, axes = pyplot().subplots(1, 2, figsize=(8.4, 0.5 * len(found) + 1.5), layout="constrained", sharey=True)
+    figure, axes = pyplot().subplots(1, 2, figsize=(8.4, 0.5 * len(lines) + 1.5), layout="constrained", sharey=True)
     asked: dict[str, dict[str, Value | None]] = {
-        f"seconds to {goal:.0%} test accuracy": {line: m.seconds_to(goal) for line, m in found.items()},
+        f"seconds to {goal:.0%} test accuracy": {line: m.seconds_to(goal) for line, m in lines.items()},
         f"seconds for {until} global rounds": {
             line: Value.of([curve.seconds[curve.rounds.index(until)] for curve in m.curves])
-            for line, m in found.items()
+            for line, m in lines.items()
         },
     }
-    for here, (x, values) in zip(axes, asked.items(), strict=True):
+    for ax, (x, values) in zip(axes, asked.items(), strict=True):
         for number, (line, value) in enumerate(values.items()):
             if value is not None:
                 beyond = {"hatch": "//", "edgecolor": "white"} if value.beyond else {}
-                here.barh(number, value.mean, xerr=value.deviation, color=COLOUR[line], height=0.62, **beyond)
-                here.annotate(value.text(), (value.mean + (value.deviation or 0), number), xytext=(4, 0),
+                ax.barh(number, value.mean, xerr=value.deviation, color=COLOUR[line], height=0.62, **beyond)
+                ax.annotate(value.text(), (value.mean + (value.deviation or 0), number), xytext=(4, 0),
                               textcoords="offset points", va="center", fontsize=8)  # fmt: skip
-        here.set_xlabel(x)
-        here.set_xlim(0, 1.25 * max((v.mean + (v.deviation or 0) for v in values.values() if v is not None), default=1))
-        here.spines[["top", "right"]].set_visible(False)
-        here.set_yticks(range(len(found)), [METHODS[line] for line in found])
+        ax.set_xlabel(x)
+        ax.set_xlim(0, 1.25 * max((v.mean + (v.deviation or 0) for v in values.values() if v is not None), default=1))
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.set_yticks(range(len(lines)), [METHODS[line] for line in lines])
     axes[0].invert_yaxis()
     _headline(figure, results)
     return figure

@@ -1,4 +1,4 @@
-"""The paper as the harness takes it: its series, claims, words and remarks."""
+"""Description of the paper for the harness: its series, claims, vocabulary and remarks."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ def published(results: Results, panel: Panel, line: str) -> dict[str, Any]:
 
 
 def published_rounds(series: Series, case: Case) -> float | None:
-    """The paper's rounds to the target of Table 1."""
+    """Rounds of the paper to the target of Table 1."""
     cell = table1(case.panel, case.line) if series.name == "table1" else None
     return None if cell is None else cell.mean
 
 
 def _beside_table1(results: Results, panel: Panel, line: str) -> dict[str, Any]:
-    """Our speed-up over HFedAvg, the paper's number, and the ratio of the two."""
-    ours = results.reach(panel, line)
-    beside: dict[str, Any] = {}
-    gain = ratio(results.reach(panel, "hfedavg"), ours)
+    """Measured speed-up over HFedAvg, the paper's number, and the ratio of the rounds."""
+    own = results.reach(panel, line)
+    cells: dict[str, Any] = {}
+    gain = ratio(results.reach(panel, "hfedavg"), own)
     if gain is not None:
-        beside["speedup"] = gain.text(unit="×")
-    theirs = None if results.options.quick else table1(panel, line)
-    if theirs is not None:
-        beside |= {"paper": _paper_text(theirs), "paper_speedup": f"{theirs.speedup:.1f}×"}
-        if ours is not None and not ours.beyond and not theirs.beyond:
-            beside["ratio"] = round(ours.mean / theirs.mean, 3)
-    return beside
+        cells["speedup"] = gain.text(unit="×")
+    paper_rounds = None if results.options.quick else table1(panel, line)
+    if paper_rounds is not None:
+        cells |= {"paper": _paper_text(paper_rounds), "paper_speedup": f"{paper_rounds.speedup:.1f}×"}
+        if own is not None and not own.beyond and not paper_rounds.beyond:
+            cells["ratio"] = round(own.mean / paper_rounds.mean, 3)
+    return cells
 
 
-def _paper_text(theirs: Rounds) -> str:
-    return f">{theirs.mean:g}" if theirs.beyond else f"{theirs.mean:.1f} ± {theirs.deviation:.1f}"
+def _paper_text(rounds: Rounds) -> str:
+    return f">{rounds.mean:g}" if rounds.beyond else f"{rounds.mean:.1f} ± {rounds.deviation:.1f}"
 
 
 def _communication(results: Results, panel: Panel, line: str) -> dict[str, Any]:
@@ -59,24 +59,24 @@ def _communication(results: Results, panel: Panel, line: str) -> dict[str, Any]:
     if measured is None:
         return {}
     sent = measured.curves[0].last_sent
-    beside: dict[str, Any] = {"megabytes_a_round": round(sent / 1e6, 3)}
+    cells: dict[str, Any] = {"megabytes_a_round": round(sent / 1e6, 3)}
     plain = results.get(panel, "hfedavg")
     if plain is not None:
-        beside["times_hfedavg"] = round(sent / plain.curves[0].last_sent, 4)
-        beside["extra_models"] = round(extra_models(measured, plain, measured.case.config.schedule.periods[0]), 4)
+        cells["times_hfedavg"] = round(sent / plain.curves[0].last_sent, 4)
+        cells["extra_models"] = round(extra_models(measured, plain, measured.case.config.schedule.periods[0]), 4)
         if line == "mtgc":
-            beside |= {"paper": "1", "ratio": beside["extra_models"]}
-    return beside
+            cells |= {"paper": "1", "ratio": cells["extra_models"]}
+    return cells
 
 
 def best_candidates(results: Results) -> dict[str, dict[str, float]]:
-    """Candidate with the highest final accuracy, for each method of which all were tried."""
+    """Candidate with the highest final accuracy, for each method with all candidates measured."""
     best = {}
     for name, (parameter, values) in CANDIDATES.items():
         scores = {value: results.accuracy((name,), f"{parameter}={value:g}") for value in values}
-        known = {value: score.mean for value, score in scores.items() if score is not None}
-        if len(known) == len(values):
-            best[name] = {parameter: max(known, key=lambda value: known[value])}
+        measured = {value: score.mean for value, score in scores.items() if score is not None}
+        if len(measured) == len(values):
+            best[name] = {parameter: max(measured, key=lambda value: measured[value])}
     return best
 
 
@@ -92,7 +92,7 @@ def open_settings(search: Mapping[str, Any] | None, scale: Scale) -> list[str]:
 
 
 def _found(search: Mapping[str, Any] | None, method: str, name: str) -> str:
-    """What a search says about the chosen value."""
+    """Sentence about the chosen value and the best of a search."""
     if search is None:
         return "found by `stratafl reproduce search`, which was not done here"
     link, best = f"[search]({search['stem']}.md)", search["best"].get(method)
@@ -109,12 +109,12 @@ def elsewhere(folder: Path) -> list[str]:
         runs, made = alone["runs"], alone["environment"]
         rounds = [run["rounds_to_80"] for run in runs]
         seeds, precisions = ({run[key] for run in runs} for key in ("seed", "precision"))
-        theirs = TABLE1["both", 10, 20]["mtgc"]
+        paper_rounds = TABLE1["both", 10, 20]["mtgc"]
         lines.append(
             f"- [{ALONE}]({ALONE}): MTGC alone at E = 10, H = 20, both levels non-i.i.d., on CIFAR-10: "
             f"{min(rounds)} to {max(rounds)} rounds to 80 % ({len(runs)} runs, {len(seeds)} seeds, {len(precisions)} "
-            f"precisions; the paper: {theirs.mean} ± {theirs.deviation}), on {made['gpu']}, commit {made['commit']}. "
-            "One method alone judges no claim above."
+            f"precisions; the paper: {paper_rounds.mean} ± {paper_rounds.deviation}), on {made['gpu']}, "
+            f"commit {made['commit']}. One method alone judges no claim above."
         )
     if (folder / THEORY).exists():
         lines.append(f"- [{THEORY}]({THEORY}), [theory.png](theory.png): Section 4's theory in numbers, on quadratics.")
@@ -122,13 +122,13 @@ def elsewhere(folder: Path) -> list[str]:
 
 
 def extra_results(results: Results) -> dict[str, Any]:
-    """The best candidates of a search."""
+    """Best candidates of a search, as further results."""
     return {"best": best_candidates(results)} if results.series.name == SEARCH else {}
 
 
-def remarks(found: Mapping[str, Any]) -> list[str]:
-    """The best candidates of a search, as Markdown."""
-    return [f"Best: {json.dumps(found['best'])}.", ""] if found["what"] == SEARCH else []
+def remarks(values: Mapping[str, Any]) -> list[str]:
+    """Best candidates of a search, as Markdown."""
+    return [f"Best: {json.dumps(values['best'])}.", ""] if values["what"] == SEARCH else []
 
 
 MTGC = Paper(

@@ -1,7 +1,6 @@
-"""Every number the paper gives for its experiments (Fang et al., MTGC, NeurIPS 2024): Table 1 and
-Appendix B.
+"""Published numbers of the paper (Fang et al., MTGC, NeurIPS 2024): Table 1 and Appendix B.
 
-Its figures are pictures without numbers; about them there are only the claims of the text.
+The figures of the paper have no numbers; the claims of its text are in `claims`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ class Rounds(NamedTuple):
     mean: float
     deviation: float | None
     speedup: float
-    """Over HFedAvg, as printed; a lower bound where HFedAvg did not reach the target."""
+    """Speed-up over HFedAvg, as printed; a lower bound if HFedAvg did not reach the target."""
 
     @property
     def beyond(self) -> bool:
@@ -68,12 +67,12 @@ WHY_FAR = {
 
 
 def table1(panel: tuple[str, ...], method: str) -> Rounds | None:
-    """The paper's number for a case of Table 1, None where it has none."""
+    """Number of the paper for a case of Table 1, or None."""
     distribution, eh = panel
     e, _, h = eh.removeprefix("E").partition("H")
     return TABLE1.get((distribution, int(e), int(h)), {}).get(method)
 
 
 def communication_ratio(e: int) -> float:
-    """Appendix B: what MTGC sends per client and aggregation, as a multiple of HFedAvg."""
+    """Bytes that MTGC sends per client and aggregation, as a multiple of HFedAvg (Appendix B)."""
     return (e + 1) / e

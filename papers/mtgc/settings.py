@@ -1,13 +1,13 @@
 """Settings of the paper's experiments, and their small counterparts.
 
-Where the paper's text leaves something open the code released with it decides: weight decay,
+Settings that the paper's text leaves open are those of the code released with it: weight decay,
 clipping, flips and crops. At quick scale every data set is the embedded digits, on a tree of 3 x 8
 instead of 10 x 10: few groups and many steps between two synchronisations, since digits are so easy
 that methods differ only where clients and groups drift far apart.
 
 The paper names neither FedProx's mu nor FedDyn's alpha. `stratafl reproduce search` trains the
-`CANDIDATES` on CIFAR-10 (both levels non-i.i.d., a seed of its own); a test compares `CHOSEN` with
-the best that its record in docs/results names. Figure 3 has a line for the released value and one
+`CANDIDATES` on CIFAR-10 (both levels non-i.i.d., another seed); a test compares `CHOSEN` with the
+best candidates in docs/results. Figure 3 has a line for the released value and one
 for the best.
 """
 
@@ -25,12 +25,12 @@ RELEASED: dict[str, dict[str, Any]] = {
     "fedprox": {"mu": 0.0001},
     "feddyn": {"alpha": 0.01, "pull": "after_clip"},
 }
-"""The parameters in the code released with the paper."""
+"""Parameters in the code released with the paper."""
 CHOSEN: dict[str, dict[str, Any]] = {
     "fedprox": {"mu": 0.1},
     "feddyn": {"alpha": 0.1},
 }
-"""The best of the search."""
+"""Best parameters of the search."""
 CANDIDATES: dict[str, tuple[str, tuple[float, ...]]] = {
     "fedprox": ("mu", (0.0001, 0.001, 0.01, 0.1, 1.0)),
     "feddyn": ("alpha", (0.001, 0.01, 0.1, 1.0)),
@@ -38,7 +38,7 @@ CANDIDATES: dict[str, tuple[str, tuple[float, ...]]] = {
 
 
 TUNED = {"fedprox": "FedProx", "feddyn": "FedDyn"}
-"""Methods with a parameter whose value the paper does not name."""
+"""Methods with a parameter whose value the paper does not state."""
 
 
 def _valued(name: str, whose: str, params: dict[str, Any]) -> str:
@@ -60,7 +60,7 @@ METHODS = {
 }
 CONVENTIONAL = ("hfedavg", "fedprox_released", "fedprox", "scaffold", "feddyn_released", "feddyn", "mtgc")
 AS_RELEASED = ("hfedavg", "fedprox_released", "scaffold", "feddyn_released", "mtgc")
-"""The lines of the paper's own Figure 3."""
+"""Lines of the paper's own Figure 3."""
 CORRECTIONS = ("hfedavg", "local_correction", "group_correction", "mtgc")
 
 DISTRIBUTIONS = {
@@ -72,7 +72,7 @@ DISTRIBUTIONS = {
 PERIODS = {"quick": (2, 20), "paper": (30, 20)}
 """Default E and H."""
 ROUNDS = {"quick": 12, "paper": 100}
-"""Default number of rounds; the paper names 100 for Fig. 7b only."""
+"""Default number of rounds; the paper states 100 for Fig. 7b only."""
 GROUPS = {"quick": (3, 8), "paper": (10, 10)}
 ALPHA = {"quick": 0.01, "paper": 0.1}
 """Dirichlet parameter; with the paper's value the few digits of quick scale are nearly i.i.d."""
@@ -116,7 +116,7 @@ def heading(panel: Panel) -> str:
 
 
 def word(part: str) -> str:
-    """Title of a data set, or a setting such as E10H20 spelt out."""
+    """Title of a data set, or of a setting: "E = 10, H = 20" for E10H20."""
     e, _, h = part.removeprefix("E").partition("H")
     return f"E = {e}, H = {h}" if e.isdigit() and h.isdigit() else TITLES.get(part, part)
 
@@ -180,8 +180,7 @@ def case(
             "stop_at": stop_at,
             "device": options.device,
             "precision": options.precision,
-            # a GPU does a run in minutes and writes gigabytes for a checkpoint: only when it is
-            # stopped
+            # on a GPU a run takes minutes and a checkpoint gigabytes: written when a run is stopped
             "checkpoint_every": 10 if options.device == "cpu" else 0,
         },
     }

@@ -230,7 +230,6 @@ def _pieces(value: object) -> Iterator[str]:
             yield f"<{type(value).__name__}>"
 
 
-def join_names(names: Sequence[str], most: int = 5) -> str:
-    """Join names in one line: the first ones, and the number of the others."""
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def join_names(names: Sequence[str]) -> str:
+    """Join names in one line: the first five, and the number of the others."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")

@@ -76,9 +76,10 @@ class SgdPath(NamedTuple):
 class Edge:
     """Values that a child and its parent both know since their last synchronisation.
 
-    model: the model that the parent sent. correction: added to every gradient below this edge; None
-    for zero. rate: sum of the learning rates since then, one per row. merged: the parent's new
-    model, in `down` only.
+    model: the model that the parent sent.
+    correction: added to every gradient below this edge; None for zero.
+    rate: sum of the learning rates since then, one per row.
+    merged: the parent's new model, in `down` only.
     """
 
     def __init__(

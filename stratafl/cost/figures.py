@@ -294,9 +294,7 @@ UNITS = {"mbit_s": "Mbit/s", "gflop_s": "GFLOP/s", "bytes": "bytes", "watts": "W
 """Units by the end of a quantity's name."""
 
 TIER_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#6b4fbb")
-
 INK = "#30363d"
-
 PROBABILITIES = np.linspace(0.005, 0.995, 200)
 
 

@@ -217,16 +217,12 @@ def as_csv(groups: Sequence[GroupCosts]) -> str:
 
 
 TIME = (("s", 1.0), ("min", 60.0), ("h", 3600.0), ("days", 86400.0))
-
 ENERGY = (("J", 1.0), ("kJ", 1e3), ("MJ", 1e6), ("GJ", 1e9))
-
 BYTES = (("B", 1.0), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12))
-
 READABLE = 2.0
 """Smallest value of the largest number in the unit that is chosen."""
 
 SENDING, WAITING, MERGING, OWN_ROUNDS = "sending", "waiting", "merging", "own rounds"
-
 PART_TITLES = {DOWNLOAD: SENDING, UPLOAD: SENDING, WAIT: WAITING, AGGREGATE: MERGING, SUBTREE: OWN_ROUNDS}
 
 

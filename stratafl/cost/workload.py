@@ -8,6 +8,7 @@ recomputed bytes can be compared with the records of every round.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -39,6 +40,10 @@ INSPECTED_ROUNDS = 3
 model yet."""
 
 
+Tables = Mapping[str, dict[str, Any]]
+"""Tables of a stored config; a table that it does not have is empty."""
+
+
 @dataclass(frozen=True, eq=False)
 class RecoveredWorkload:
     """Workload of a stored run, and how well it agrees with the records."""
@@ -64,11 +69,11 @@ def read_workload(run: StoredRun) -> RecoveredWorkload:
     """Read the workload of a stored run."""
     if not run.rounds:
         raise InvalidInput("run", run.path, "has no round yet")
-    config = {key: value for key, value in run.config.items() if isinstance(value, Mapping)}
+    config = defaultdict[str, Any](dict, {k: dict(v) for k, v in run.config.items() if isinstance(v, Mapping)})
     tree = tree_of(run)
     schedule = _schedule(run, config, tree.depth)
-    wait = check_wait(_table(config, "schedule").get("wait"), tree.depth)
-    recorded = _recorded_workload(run, config, schedule)
+    wait = check_wait(config["schedule"].get("wait"), tree.depth)
+    recorded = _recorded_workload(run, tree.depth)
 
     def workload_with(sizes: MessageSizes, steps_N: np.ndarray, samples_N: np.ndarray) -> Workload:
         sampling = _participation(run, config, tree.depth), _seed(run, config)
@@ -86,24 +91,16 @@ def read_workload(run: StoredRun) -> RecoveredWorkload:
     return RecoveredWorkload(workload, *sizes, tuple(notes), recorded.flops_per_sample, own_network)
 
 
-def _recorded_workload(run: StoredRun, config: Mapping[str, Any], schedule: Schedule) -> RecordedWorkload | None:
-    """Workload as recorded in run.json; None for runs of early versions.
-
-    Those of them that were simulated on a network recorded most of it with that.
-    """
-    clients = len(run.tree["levels"][-1]["names"])
+def _recorded_workload(run: StoredRun, depth: int) -> RecordedWorkload | None:
+    """Workload as recorded in run.json; None for runs of early versions."""
     try:
-        if run.workload:
-            return RecordedWorkload.of(run.workload, len(schedule.periods), clients)
-        if not run.clock:
-            return None
-        steps = dict(zip(("steps_per_sync", "samples_per_step"), _steps(run, config, schedule), strict=True))
-        return RecordedWorkload.of({**run.clock, **steps}, len(schedule.periods), clients)
+        clients = len(run.tree["levels"][-1]["names"])
+        return RecordedWorkload.of(run.workload, depth, clients) if run.workload else None
     except (KeyError, TypeError, ValueError, OverflowError):
         raise InvalidInput("run", run.path, "the workload in its run.json cannot be read") from None
 
 
-def _reconstructed(run: StoredRun, config: Mapping[str, Any], workload: Workload) -> RecoveredWorkload:
+def _reconstructed(run: StoredRun, config: Tables, workload: Workload) -> RecoveredWorkload:
     """Reconstruct the workload of a run that did not record it. workload: without message sizes."""
     if workload.has_waiting_policy:
         raise InvalidInput(
@@ -162,20 +159,15 @@ def tree_of(run: StoredRun) -> Tree:
     return Tree(parents, names, weights)
 
 
-def _table(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    table = config.get(name)
-    return dict(table) if isinstance(table, Mapping) else {}
-
-
-def _seed(run: StoredRun, config: Mapping[str, Any]) -> int:
-    seed = _table(config, "run").get("seed", 0)
+def _seed(run: StoredRun, config: Tables) -> int:
+    seed = config["run"].get("seed", 0)
     if type(seed) is not int:
         raise InvalidInput("run.seed", seed, f"must be a whole number, in {run.name}")
     return seed
 
 
-def _schedule(run: StoredRun, config: Mapping[str, Any], depth: int) -> Schedule:
-    table, epochs = _table(config, "schedule"), _table(config, "leaf").get("epochs")
+def _schedule(run: StoredRun, config: Tables, depth: int) -> Schedule:
+    table, epochs = config["schedule"], config["leaf"].get("epochs")
     if table.get("periods") is not None:
         periods = list(table["periods"])
         # a run from Python notes the whole schedule, with the passes as its last entry
@@ -185,8 +177,8 @@ def _schedule(run: StoredRun, config: Mapping[str, Any], depth: int) -> Schedule
     return Schedule.of_steps(table["steps_per_sync"], depth)
 
 
-def _participation(run: StoredRun, config: Mapping[str, Any], depth: int) -> Any:
-    participation = _table(config, "schedule").get("participation")
+def _participation(run: StoredRun, config: Tables, depth: int) -> Any:
+    participation = config["schedule"].get("participation")
     plain = None | str | float | int
     if not isinstance(participation, plain) and not (
         isinstance(participation, list) and all(isinstance(entry, plain) for entry in participation)
@@ -197,18 +189,18 @@ def _participation(run: StoredRun, config: Mapping[str, Any], depth: int) -> Any
     return check_participation(participation, depth)
 
 
-def _rules(run: StoredRun, config: Mapping[str, Any], depth: int) -> tuple[Rule, ...]:
-    import_plugins(_table(config, "run").get("plugins") or ())
+def _rules(run: StoredRun, config: Tables, depth: int) -> tuple[Rule, ...]:
+    import_plugins(config["run"].get("plugins") or ())
     try:
-        return rules_for(rules_of(Config(method=_table(config, "method"))), depth)
+        return rules_for(rules_of(Config(method=config["method"])), depth)
     except InvalidInput as problem:
         raise InvalidInput("run", run.path, f"its method cannot be made again: {problem}") from None
 
 
-def _leaf(config: Mapping[str, Any], rounds: int) -> Leaf | None:
+def _leaf(config: Tables, rounds: int) -> Leaf | None:
     """Client settings, as far as they decide the messages; None if only the run's program has
     them."""
-    table = _table(config, "leaf")
+    table = config["leaf"]
     keys = {field.name for field in fields(LeafConfig)}
     try:
         return LeafConfig(**{key: value for key, value in table.items() if key in keys}).chain(max(rounds, 1))
@@ -216,9 +208,9 @@ def _leaf(config: Mapping[str, Any], rounds: int) -> Leaf | None:
         return None
 
 
-def _steps(run: StoredRun, config: Mapping[str, Any], schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
+def _steps(run: StoredRun, config: Tables, schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
     """Local steps of each leaf between two synchronisations, and samples per step."""
-    table, leaves = _table(config, "leaf"), run.tree["levels"][-1]
+    table, leaves = config["leaf"], run.tree["levels"][-1]
     counts_N = np.array(leaves.get("samples") or [0] * len(leaves["names"]), dtype=np.int64)
     return leaf_steps(counts_N, table.get("batch") or None, schedule, table.get("epochs") is not None)
 

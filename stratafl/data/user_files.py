@@ -200,13 +200,11 @@ def _concatenate(images: dict[str, np.ndarray], classes: tuple[str, ...]) -> tup
 
 
 TABLE_SUFFIXES = (".csv", ".parquet")
-
 NO_NAME = "Unnamed: "
 """Prefix that pandas gives to the name of an unnamed column."""
 
 
 WHOLE, REAL = "whole numbers", "decimal numbers"
-
 TABLE_KINDS = {"i": WHOLE, "u": WHOLE, "f": REAL, "b": "truth values", "U": "texts", "M": "dates"}
 """NumPy's kinds of dtype that a column may have, in words."""
 

@@ -1,1 +1,1 @@
-"""One run over several processes, each with a part of the tree."""
+"""Runs on several processes, called ranks, each with a part of the tree."""

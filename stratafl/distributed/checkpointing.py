@@ -1,7 +1,7 @@
-"""The state of a federation on several ranks, as that of the whole one: put together on the first
-rank, or dealt out.
+"""State of a federation on several ranks, gathered on the first rank or scattered from it.
 
-So a checkpoint is the same whatever number of ranks wrote it, and any number can go on from it.
+The gathered state is that of a run on one rank. So a checkpoint does not depend on the number of
+ranks that wrote it, and a run can be resumed on another number.
 """
 
 from __future__ import annotations
@@ -20,89 +20,87 @@ from stratafl.base.topology import Tree
 from stratafl.distributed.communicator import Communicator
 from stratafl.distributed.subtree import Branch, held_nodes
 
-Rows = Tensor | np.ndarray
-Merge = Callable[[int, Sequence[Any]], Any]
+LevelRows = Tensor | np.ndarray
+"""Values of the nodes of one level, on the first axis."""
 
 
 def gather_state(ranks: Communicator, tree: Tree, state: StateDict) -> StateDict:
-    """The state of the whole federation on the first rank, nothing on the others. All must call
-    it."""
+    """State of the whole federation on the first rank, and {} on the others; a collective call."""
     if not isinstance(tree, Branch):
         return state
-    mine = _mapped([state], lambda level, rows: rows[0][_of_part(tree.owned(level))])
+    part = _map_rows([state], lambda level, rows: rows[0][_range_of(tree.owned(level))])
     if not ranks.is_first:
-        _send(ranks, mine, 0)
+        _send(ranks, part, 0)
         return {}
-    parts = [mine, *(_received(ranks, rank) for rank in range(1, ranks.count))]
+    parts = [part, *(_receive(ranks, rank) for rank in range(1, ranks.count))]
     joined: dict[tuple, Tensor] = {}
 
-    def join(level: int, rows: Sequence[Rows]) -> Rows:
-        tensors = [each for each in rows if isinstance(each, Tensor)]
+    def join(level: int, rows: Sequence[LevelRows]) -> LevelRows:
+        tensors = [part for part in rows if isinstance(part, Tensor)]
         if not tensors:
             return np.concatenate(rows)
-        # what is one tensor on every rank is one tensor again
-        key = tuple((each.data_ptr(), each.shape, each.stride()) for each in tensors)
+        # entries that are one tensor on every rank become one tensor
+        key = tuple((part.data_ptr(), part.shape, part.stride()) for part in tensors)
         if key not in joined:
-            joined[key] = _concatenated(tensors)
+            joined[key] = _concatenate(tensors)
         return joined[key]
 
-    return _mapped(parts, join)
+    return _map_rows(parts, join)
 
 
 def scatter_state(ranks: Communicator, tree: Tree, state: StateDict) -> StateDict:
-    """This rank's part of a state that the first rank has. All must call it."""
+    """Send each rank its part of the first rank's state, and return it; a collective call."""
     if not isinstance(tree, Branch):
         return state
     if not ranks.is_first:
-        return _received(ranks, 0)
+        return _receive(ranks, 0)
     for rank in reversed(range(ranks.count)):
-        cut: dict[tuple[int, int], Rows] = {}
+        slices: dict[tuple[int, int], LevelRows] = {}
 
-        def part(level: int, rows: Sequence[Rows]) -> Rows:
+        def select(level: int, rows: Sequence[LevelRows]) -> LevelRows:
             span = held_nodes(tree.full, tree.cuts, rank, level)
-            key = id(rows[0]), span.start
-            if key not in cut:
-                cut[key] = rows[0][span]
-            return cut[key]
+            # entries that are one tensor stay one tensor
+            return slices.setdefault((id(rows[0]), span.start), rows[0][span])
 
-        mine = _mapped([state], part)
+        part = _map_rows([state], select)
         if rank:
-            _send(ranks, mine, rank)
-    return mine
+            _send(ranks, part, rank)
+    return part
 
 
 def check_full_state(tree: Tree, state: StateDict) -> None:
-    """Refuse a state whose rows are not those of the whole tree."""
+    """Raise `InvalidInput` unless the rows of a state are those of the whole tree."""
 
-    def look(level: int, rows: Sequence[Rows]) -> None:
+    def check(level: int, rows: Sequence[LevelRows]) -> None:
         if not 0 <= level <= tree.depth or rows[0].ndim == 0 or len(rows[0]) != tree.whole.sizes[level]:
             raise InvalidInput("state.federation", tuple(rows[0].shape), f"does not fit {tree.whole}, level {level}")
 
-    _mapped([state], look)
+    _map_rows([state], check)
 
 
-def _mapped(states: Sequence[StateDict], change: Merge) -> StateDict:
-    """The states as one, their rows changed by a function that is told which level they belong
-    to."""
+def _map_rows(states: Sequence[StateDict], function: Callable[[int, Sequence[Any]], Any]) -> StateDict:
+    """Merge states of one structure by a function of a level and the states' rows at one place."""
 
-    def value(given: Sequence[Any], level: int | None = None) -> Any:
-        first = given[0]
+    def merge(values: Sequence[Any], level: int | None = None) -> Any:
+        first = values[0]
         if isinstance(first, dict):
-            return {key: value([each[key] for each in given], level) for key in first}
+            return {key: merge([value[key] for value in values], level) for key in first}
         if isinstance(first, list):
-            # the outermost list has an entry for each level
-            return [value([each[i] for each in given], i if level is None else level) for i in range(len(first))]
-        return change(level or 0, given) if isinstance(first, Tensor | np.ndarray) else first
+            # the outermost list has one entry per level
+            return [merge([value[i] for value in values], i if level is None else level) for i in range(len(first))]
+        return function(level or 0, values) if isinstance(first, Tensor | np.ndarray) else first
 
-    return value(states)
-
-
-def _of_part(counted_N: np.ndarray) -> slice:
-    where = np.flatnonzero(counted_N)
-    return slice(int(where[0]), int(where[-1]) + 1) if len(where) else slice(0, 0)
+    return merge(states)
 
 
-def _concatenated(parts: Sequence[Tensor]) -> Tensor:
+def _range_of(mask_N: np.ndarray) -> slice:
+    """Range from the first True to the last."""
+    numbers = np.flatnonzero(mask_N)
+    return slice(int(numbers[0]), int(numbers[-1]) + 1) if len(numbers) else slice(0, 0)
+
+
+def _concatenate(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenation on the host; one repeated row stays a view of stride 0."""
     parts = [part.cpu() for part in parts if len(part)]
     first = parts[0][:1]
     if all(part.stride(0) == 0 and torch.equal(part[:1], first) for part in parts):
@@ -110,22 +108,21 @@ def _concatenated(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(parts)
 
 
-def _send(ranks: Communicator, state: StateDict, to: int) -> None:
+def _send(ranks: Communicator, state: StateDict, destination: int) -> None:
+    """Send a state: the length of a JSON text, the text with types and shapes, and the tensors."""
     packed, tensors = to_json_and_tensors(state)
-    forms = {name: [str(each.dtype).removeprefix("torch."), list(each.shape)] for name, each in tensors.items()}
-    text = torch.frombuffer(bytearray(json.dumps([packed, forms]).encode()), dtype=torch.uint8)
-    ranks.send(torch.tensor([len(text)]), to)
-    ranks.send(text, to)
-    for each in tensors.values():
-        ranks.send(each, to)
+    formats = {name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for name, tensor in tensors.items()}
+    text = torch.frombuffer(bytearray(json.dumps([packed, formats]).encode()), dtype=torch.uint8)
+    for tensor in (torch.tensor([len(text)]), text, *tensors.values()):
+        ranks.send(tensor, destination)
 
 
-def _received(ranks: Communicator, source: int) -> StateDict:
+def _receive(ranks: Communicator, source: int) -> StateDict:
     length = int(ranks.receive(torch.empty(1, dtype=torch.int64), source))
     text = ranks.receive(torch.empty(length, dtype=torch.uint8), source)
-    packed, forms = json.loads(text.numpy().tobytes())
+    packed, formats = json.loads(text.numpy().tobytes())
     tensors = {
         name: ranks.receive(torch.empty(shape, dtype=getattr(torch, dtype)), source)
-        for name, (dtype, shape) in forms.items()
+        for name, (dtype, shape) in formats.items()
     }
     return from_json_and_tensors(packed, tensors)

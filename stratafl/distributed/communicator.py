@@ -1,4 +1,4 @@
-"""Collectives between the processes of a run, and a watchdog that ends it when one dies."""
+"""Collectives between the processes of a run, and a watchdog that ends them when one dies."""
 
 from __future__ import annotations
 
@@ -23,31 +23,55 @@ from torch import Tensor
 from stratafl.base.errors import InvalidInput, UserCodeError
 
 EXIT_PEER_LOST = 3
-"""The exit code of a rank that lost another one."""
+"""Exit code of a rank that ends because another one has died."""
 
 STARTED_BY = "STRATAFL_STARTED_BY"
-"""Set for ranks that `stratafl run --nproc` started: it watches them, and knows better which one is
-gone and why."""
+"""Environment variable of ranks that `stratafl run --nproc` has started.
+
+That process watches them, and reports which rank has failed and why.
+"""
 
 SECONDS_TO_LEAVE = 10.0
+"""Longest wait for another rank at the end of a run, or for the watchdog to end this process."""
 
 PEER_LOST_MESSAGE = "another process of this run is gone"
 
+COLLECTIVE_TIMEOUT = timedelta(days=7)
+"""A rank waits for the others as long as they train: the watchdog notices when one has died."""
 
-class Lifeline:
-    """Connects the ranks of a run, so that none waits for ever for one that died."""
+RENDEZVOUS_TIMEOUT = timedelta(minutes=5)
+"""Longest wait for all ranks to start."""
+
+FAILURE_KEY = "stratafl last word"
+"""Key of the store under which a rank writes why it fails."""
+
+SECONDS_TO_ASK = 2.0
+"""Longest wait for an answer of the store."""
+
+CHUNK_BYTES = 64 << 20
+"""Bytes sent at a time: a tensor on a GPU is copied through the memory of the host."""
+
+Members = tuple[int, ...]
+"""Ranks of a process group, in ascending order."""
+
+
+class Watchdog:
+    """Ends this process when another rank has died, instead of waiting for it forever.
+
+    Every rank waits for a message of the previous one, which is sent at a regular end only.
+    """
 
     def __init__(self, rank: int, count: int, group: dist.ProcessGroup):
         self.rank, self.count, self.group = rank, count, group
-        self.on_loss: Callable[[], str] = lambda: ""
-        """What to do before this process ends, too; it may have something to add to the message."""
+        self.on_peer_lost: Callable[[], str] = lambda: ""
+        """Function called before this process ends; it returns an addition to the message."""
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
         if STARTED_BY in os.environ:
             threading.Thread(target=_follow_starter, daemon=True).start()
 
-    def part(self) -> None:
-        """Say farewell, and wait until the one before did."""
+    def close(self) -> None:
+        """Tell the next rank that this one ends regularly, and wait for the previous one."""
         with contextlib.suppress(RuntimeError):
             dist.send(torch.ones(1), (self.rank + 1) % self.count, group=self.group)
         self._thread.join(SECONDS_TO_LEAVE)
@@ -56,245 +80,226 @@ class Lifeline:
         try:
             dist.recv(torch.zeros(1), (self.rank - 1) % self.count, group=self.group)
         except RuntimeError:
-            self._lost()
+            self._end_process()
 
-    def _lost(self) -> None:
+    def _end_process(self) -> None:
         try:
-            more = self.on_loss()
+            addition = self.on_peer_lost()
             if self.rank == 0 and STARTED_BY not in os.environ:
-                print(f"error: {PEER_LOST_MESSAGE}{more}", file=sys.stderr, flush=True)
+                print(f"error: {PEER_LOST_MESSAGE}{addition}", file=sys.stderr, flush=True)
         finally:
-            # the main thread may hang in a collective, or in the middle of anything: as after a
-            # kill, the run goes on from its last checkpoint
+            # the main thread may hang in a collective or be in the middle of anything: the run can
+            # be resumed from its last checkpoint, as after a kill
             os._exit(EXIT_PEER_LOST)
 
 
 def _follow_starter() -> None:
-    """Stop when whoever started this process is no more: its end of our standard input is then
-    closed."""
+    """Stop this process when the one that started it has ended, which closes our standard input."""
     with contextlib.suppress(OSError):
         while os.read(0, 1):
             pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-COLLECTIVE_TIMEOUT = timedelta(days=7)
-"""A rank waits for the others as long as they train; one that is gone is noticed by the
-lifeline."""
-
-RENDEZVOUS_TIMEOUT = timedelta(minutes=5)
-"""How long ranks look for each other at first."""
-
-FAILURE_KEY = "stratafl last word"
-"""The name under which a rank says why it ends."""
-
-SECONDS_TO_ASK = 2.0
-
-CHUNK_BYTES = 64 << 20
-"""Bytes sent in one go: what a GPU holds goes through the host's memory."""
-
-Members = tuple[int, ...]
-
-
-def _found() -> tuple[dist.Store, int, int]:
-    """The store all ranks share, this one's number, and how many there are."""
+def _rendezvous() -> tuple[dist.Store, int, int]:
+    """Store that all ranks share, number of this rank, and number of ranks."""
     if STARTED_BY in os.environ:
-        place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        return dist.TCPStore(*place, timeout=RENDEZVOUS_TIMEOUT), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = dist.TCPStore(*address, timeout=RENDEZVOUS_TIMEOUT)
+        return store, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     return next(dist.rendezvous("env://", timeout=RENDEZVOUS_TIMEOUT))
 
 
 class Communicator:
-    """All of them, seen from one. Without others, every answer is one's own."""
+    """Communicator of the ranks of a run; with one rank, every collective is the identity.
+
+    All ranks must call the collectives in the same order.
+    """
 
     def __init__(self, rank: int = 0, count: int = 1, local_rank: int = 0, store: dist.Store | None = None):
         self.rank, self.count, self.local_rank, self.store = rank, count, local_rank, store
-        self.given: Counter[str] = Counter()
-        """Bytes this rank handed to the others or to sums with them, by kind: rows, numbers,
-        values, state."""
-        self.agreed_on: BaseException | None = None
-        """What all ranks raise together, and so can part on."""
-        self.lifeline: Lifeline | None = None
-        self._wanted: list[Members] = []
-        self._circles: dict[Members, dist.ProcessGroup | None] = {}
+        self.bytes_sent: Counter[str] = Counter()
+        """Bytes this rank has sent or put into sums, by kind: rows, numbers, values, state."""
+        self.common_error: BaseException | None = None
+        """Error that all ranks raise, so that they can end regularly."""
+        self.watchdog: Watchdog | None = None
+        self._requested: list[Members] = []
+        self._groups: dict[Members, dist.ProcessGroup | None] = {}
 
     @staticmethod
     def join() -> Communicator:
-        """Join the ranks that torchrun, or `stratafl run --nproc`, started with this one; alone
-        where nobody did."""
+        """Connect the ranks started by torchrun or by `stratafl run --nproc`.
+
+        A process that was not started by them is the only rank.
+        """
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return Communicator()
         on_gpus = torch.cuda.is_available() and dist.is_nccl_available()
-        store, rank, count = _found()
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if on_gpus else "gloo",
-            store=store,
-            rank=rank,
-            world_size=count,
-            timeout=COLLECTIVE_TIMEOUT,
-        )
+        store, rank, count = _rendezvous()
+        backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=COLLECTIVE_TIMEOUT)
         ranks = Communicator(rank, count, int(os.environ.get("LOCAL_RANK", "0")), store)
-        ranks.lifeline = Lifeline(rank, count, dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT))
+        ranks.watchdog = Watchdog(rank, count, dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT))
         return ranks
 
     def leave(self) -> None:
-        """Part in peace; all ranks must do so."""
-        if self.lifeline is not None:
-            self.lifeline.part()
+        """Disconnect from the other ranks; a collective call."""
+        if self.watchdog is not None:
+            self.watchdog.close()
             dist.destroy_process_group()
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the one that prints and writes."""
+        """Whether this is the rank that prints and writes files."""
         return self.rank == 0
 
-    def device(self, wanted: torch.device) -> torch.device:
-        """This rank's own GPU, where GPUs are wanted."""
-        if self.count == 1 or wanted.type != "cuda":
-            return wanted
+    def device(self, device: torch.device) -> torch.device:
+        """Device of this rank: its own GPU if the run's device is a GPU."""
+        if self.count == 1 or device.type != "cuda":
+            return device
         if self.local_rank >= torch.cuda.device_count():
             raise InvalidInput("ranks", self.local_rank + 1, f"one GPU each, and there are {torch.cuda.device_count()}")
-        mine = torch.device("cuda", self.local_rank)
-        torch.cuda.set_device(mine)
-        return mine
+        own_gpu = torch.device("cuda", self.local_rank)
+        torch.cuda.set_device(own_gpu)
+        return own_gpu
 
     # -- values ------------------------------------------------------------------------------------
 
     def all(self, value: Any) -> list[Any]:
-        """What each rank says, in their order: plain data."""
+        """Gather the values of all ranks, in their order; values are what JSON can hold."""
         if self.count == 1:
             return [value]
-        mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)]
-        with self._talking():
-            dist.all_gather(lengths, torch.tensor([len(mine)]))
+        with self._communicating():
+            dist.all_gather(lengths, torch.tensor([len(text)]))
             longest = max(int(length) for length in lengths)
             texts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.count)]
-            dist.all_gather(texts, torch.cat([mine, mine.new_zeros(longest - len(mine))]))
-        self.given["values"] += longest
+            dist.all_gather(texts, torch.cat([text, text.new_zeros(longest - len(text))]))
+        self.bytes_sent["values"] += longest
         return [json.loads(text[: int(length)].numpy().tobytes()) for text, length in zip(texts, lengths, strict=True)]
 
     def first(self, value: Any) -> Any:
-        """What the first rank says; what the others say does not matter."""
+        """Value of the first rank, on all ranks."""
         return self.all(value if self.is_first else None)[0]
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What is wrong with the input on one rank is wrong on all: nobody goes on without the
-        others.
+        """Raise an `InvalidInput` of any rank in all of them.
 
-        What is inside must not wait for other ranks.
+        The code in the block must not wait for other ranks.
         """
-        problem: InvalidInput | None = None
+        error: InvalidInput | None = None
         try:
             yield
-        except InvalidInput as mine:
-            problem = mine
-        is_users = isinstance(problem, UserCodeError)
-        found = self.all(None if problem is None else [problem.field, problem.allowed, is_users and str(problem)])
-        for rank, theirs in enumerate(found):
-            if theirs is not None and problem is None:
-                field, allowed, told = theirs
+        except InvalidInput as raised:
+            error = raised
+        is_users = isinstance(error, UserCodeError)
+        errors = self.all(None if error is None else [error.field, error.allowed, is_users and str(error)])
+        for rank, values in enumerate(errors):
+            if values is not None and error is None:
+                field, allowed, message = values
                 where = f"on rank {rank}"
-                problem = InvalidInput(field, where, allowed)
-                if told:
-                    problem = UserCodeError(field, where, allowed, message=f"{told} ({where})")
-        if problem is not None:
-            self.agreed_on = problem
-            raise problem
+                error = InvalidInput(field, where, allowed)
+                if message:
+                    error = UserCodeError(field, where, allowed, message=f"{message} ({where})")
+        if error is not None:
+            self.common_error = error
+            raise error
 
-    def leave_word(self, why: str) -> None:
-        """Tell the others why this rank is about to end, which they would not hear otherwise."""
+    def same(self, field: str, value: Any) -> None:
+        """Raise `InvalidInput` if a rank has another value than the first."""
+        first, *others = self.all(value)
+        different = [rank for rank, other in enumerate(others, 1) if other != first]
+        if different:
+            self.common_error = InvalidInput(field, f"on rank {different[0]}", "is not what the first rank has")
+            raise self.common_error
+
+    # -- failures ----------------------------------------------------------------------------------
+
+    def record_failure(self, reason: str) -> None:
+        """Tell the other ranks why this one is about to end, which they cannot know otherwise."""
         if self.store is not None:
-            self.store.set(FAILURE_KEY, why)
+            self.store.set(FAILURE_KEY, reason)
 
-    def last_word(self) -> str:
-        """Why a rank that is gone has ended, if it said so."""
-        heard: list[str] = []
+    def failure_reason(self) -> str:
+        """Reason that a rank which has ended has recorded, or ""."""
+        reasons: list[str] = []
 
         def ask(store: dist.Store) -> None:
             if store.check([FAILURE_KEY]):
-                heard.append(store.get(FAILURE_KEY).decode())
+                reasons.append(store.get(FAILURE_KEY).decode())
 
         if self.store is not None:
-            # whoever else is talking to the store may wait for the one that is gone, for ever
-            asking = threading.Thread(target=ask, args=(self.store,), daemon=True)
-            asking.start()
-            asking.join(SECONDS_TO_ASK)
-        return heard[0] if heard else ""
-
-    def same(self, what: str, value: Any) -> None:
-        """Refuse to go on where a rank has another value than the first."""
-        first, *others = self.all(value)
-        different = [rank for rank, theirs in enumerate(others, 1) if theirs != first]
-        if different:
-            self.agreed_on = InvalidInput(what, f"on rank {different[0]}", "is not what the first rank has")
-            raise self.agreed_on
+            # another thread may be using the store, waiting forever for the rank that has died
+            thread = threading.Thread(target=ask, args=(self.store,), daemon=True)
+            thread.start()
+            thread.join(SECONDS_TO_ASK)
+        return reasons[0] if reasons else ""
 
     # -- sums --------------------------------------------------------------------------------------
 
-    def circle(self, members: Members) -> None:
-        """Ask for a circle of ranks that can add up rows; all ranks must ask for the same ones in
-        the same order."""
-        if members not in self._wanted and members not in self._circles:
-            self._wanted.append(members)
+    def request_group(self, members: Members) -> None:
+        """Request a process group for sums, which `create_groups` creates.
 
-    def connect(self) -> None:
-        """Make the circles that were asked for; all ranks must do so at the same moment."""
-        for members in self._wanted:
-            everybody = len(members) == self.count
-            self._circles[members] = (
-                dist.group.WORLD if everybody else dist.new_group(list(members), COLLECTIVE_TIMEOUT)
-            )
-        self._wanted.clear()
+        All ranks must request the same groups in the same order.
+        """
+        if members not in self._requested and members not in self._groups:
+            self._requested.append(members)
+
+    def create_groups(self) -> None:
+        """Create the requested process groups; a collective call."""
+        for members in self._requested:
+            is_world = len(members) == self.count
+            self._groups[members] = dist.group.WORLD if is_world else dist.new_group(list(members), COLLECTIVE_TIMEOUT)
+        self._requested.clear()
 
     def add_rows(self, rows: Sequence[tuple[Members, Tensor]]) -> None:
-        """Add up each row over the ranks of its circle, in place; all must come in the same
-        order."""
-        with self._talking():
-            # none waits before it has given all it has
-            waiting = [dist.all_reduce(row, group=self._circles[circle], async_op=True) for circle, row in rows]
-            for each in waiting:
-                each.wait()
-        self.given["rows"] += sum(row.nbytes for _, row in rows)
+        """Sum each row over the ranks of its group, in place, in the same order on all ranks."""
+        with self._communicating():
+            # all sums are started before any is waited for: ranks of several groups cannot deadlock
+            sums = [dist.all_reduce(row, group=self._groups[members], async_op=True) for members, row in rows]
+            for pending in sums:
+                pending.wait()
+        self.bytes_sent["rows"] += sum(row.nbytes for _, row in rows)
 
     def add_numbers(self, values: np.ndarray, members: Members) -> np.ndarray:
-        """Sums over a circle."""
+        """Sums of values over the ranks of a group, in float64."""
         sums = torch.tensor(values, dtype=torch.float64)
-        with self._talking():
-            dist.all_reduce(sums, group=self._circles[members])
-        self.given["numbers"] += sums.nbytes
+        with self._communicating():
+            dist.all_reduce(sums, group=self._groups[members])
+        self.bytes_sent["numbers"] += sums.nbytes
         return sums.numpy()
 
-    def spread_row(self, row: Tensor, members: Members) -> None:
-        """Give the first member's row to the others of its circle, in place."""
-        with self._talking():
-            dist.broadcast(row, members[0], group=self._circles[members])
-        self.given["rows"] += row.nbytes * (self.rank == members[0])
+    def broadcast_row(self, row: Tensor, members: Members) -> None:
+        """Copy the row of a group's first member to the others, in place."""
+        with self._communicating():
+            dist.broadcast(row, members[0], group=self._groups[members])
+        self.bytes_sent["rows"] += row.nbytes * (self.rank == members[0])
 
-    # -- from one to another -----------------------------------------------------------------------
+    # -- point to point ----------------------------------------------------------------------------
 
-    def send(self, tensor: Tensor, to: int, kind: str = "state") -> None:
-        """Send a tensor's bytes; the other rank must have room of the same size."""
+    def send(self, tensor: Tensor, destination: int, kind: str = "state") -> None:
+        """Send the bytes of a tensor to a rank that receives one of the same size."""
         flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-        with self._talking():
-            for piece in flat.split(CHUNK_BYTES):
-                dist.send(piece.cpu(), to)
-        self.given[kind] += flat.nbytes
+        with self._communicating():
+            for chunk in flat.split(CHUNK_BYTES):
+                dist.send(chunk.cpu(), destination)
+        self.bytes_sent[kind] += flat.nbytes
 
-    def receive(self, room: Tensor, source: int) -> Tensor:
-        """Fill the room, which is on the host."""
-        with self._talking():
-            for piece in room.reshape(-1).view(torch.uint8).split(CHUNK_BYTES):
-                dist.recv(piece, source)
-        return room
+    def receive(self, out: Tensor, source: int) -> Tensor:
+        """Receive the bytes of a tensor into `out`, which is on the host."""
+        with self._communicating():
+            for chunk in out.reshape(-1).view(torch.uint8).split(CHUNK_BYTES):
+                dist.recv(chunk, source)
+        return out
 
     @contextmanager
-    def _talking(self) -> Iterator[None]:
+    def _communicating(self) -> Iterator[None]:
         try:
             yield
         except RuntimeError:
-            # most likely another rank is gone, and the lifeline is about to end this one with a
-            # better word
+            # most likely another rank has died, and the watchdog is about to end this process, with
+            # a better message
             time.sleep(SECONDS_TO_LEAVE)
             raise

@@ -1,4 +1,4 @@
-"""Start a run's processes on one machine, and join them in one."""
+"""Start of a run's ranks on one machine, and their regular end."""
 
 from __future__ import annotations
 
@@ -27,49 +27,43 @@ from stratafl.distributed.communicator import EXIT_PEER_LOST, STARTED_BY, Commun
 LOCALHOST = "127.0.0.1"
 
 RUN_KEY = "stratafl run"
-"""The name under which the first rank tells where its run is kept."""
+"""Key of the store under which the first rank writes the folder of its run."""
 
 SECONDS_TO_FOLLOW = 5.0
-"""Seconds that the others may take to end by themselves after one rank failed."""
+"""Seconds in which the other ranks may end by themselves after one has failed."""
 
 
 @dataclass
 class Rank:
-    """A rank as a process that was started here."""
+    """Process of a rank."""
 
     number: int
     process: subprocess.Popen
     log: Any
-    """What it said, where nobody reads it: only the first rank has the terminal."""
+    """File with its output; None for the first rank, which writes to the terminal."""
 
-    def how(self) -> str:
-        """How it ended."""
+    def ending(self) -> str:
+        """Description of the end of the process, with the last line of its output."""
         code = self.process.returncode
-        if code < 0:
-            return f"was ended by {signal.Signals(-code).name}"
-        return f"ended with exit code {code}"
+        ending = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        lines = [] if self.log is None else self._output()
+        return f"{ending}: {lines[-1]}" if lines else ending
 
-    def last_words(self) -> str:
-        if self.log is None:
-            return ""
-        lines = self._said()
-        return f": {lines[-1]}" if lines else ""
-
-    def complaint(self) -> str:
-        """What it said of the user's own code, and all below that."""
-        lines = self._said()
-        first = max((number for number, each in enumerate(lines) if each.startswith("error: ")), default=0)
+    def error_report(self) -> str:
+        """Output from the last error message on, which includes the lines of a user's own code."""
+        lines = self._output()
+        first = max((number for number, line in enumerate(lines) if line.startswith("error: ")), default=0)
         return "\n".join(lines[first:])
 
-    def _said(self) -> list[str]:
+    def _output(self) -> list[str]:
         self.log.seek(0)
         return self.log.read().decode(errors="replace").rstrip().splitlines()
 
 
 def launch(count: int, arguments: Sequence[str]) -> int:
-    """Run `stratafl` with these arguments on so many ranks; the exit code."""
-    # this process keeps the store the ranks find each other by, so that its port is free and it
-    # outlives them all
+    """Run `stratafl` with these arguments on `count` ranks, and return the exit code."""
+    # this process hosts the store in which the ranks find each other: so its port is free, and it
+    # outlives all ranks
     store = dist.TCPStore(LOCALHOST, 0, is_master=True, wait_for_workers=False)
     ranks: list[Rank] = []
     signals: list[int] = []
@@ -80,7 +74,7 @@ def launch(count: int, arguments: Sequence[str]) -> int:
             with contextlib.suppress(OSError):
                 rank.process.send_signal(number)
 
-    # in sessions of their own, the ranks get a terminal's Ctrl-C from here, once
+    # the ranks have sessions of their own, so that they get a terminal's Ctrl-C from here only
     before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         for number in range(count):
@@ -118,20 +112,20 @@ def _start_rank(number: int, count: int, port: int, arguments: Sequence[str]) ->
 
 
 def _loopback() -> dict[str, str]:
-    """All ranks are on this machine, and need no other network."""
+    """Environment that makes gloo use the loopback interface: all ranks are on this machine."""
     names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
     return {"GLOO_SOCKET_IFNAME": names[0]} if names else {}
 
 
 def _watch(ranks: Sequence[Rank]) -> list[Rank]:
-    """Wait until all have ended; those that failed, the first to do so first."""
+    """Wait until all ranks have ended, and return those that failed, the first one first."""
     failed: list[Rank] = []
-    give_up = float("inf")
-    while any(rank.process.poll() is None for rank in ranks) and time.monotonic() < give_up:
+    deadline = float("inf")
+    while any(rank.process.poll() is None for rank in ranks) and time.monotonic() < deadline:
         for rank in ranks:
             if rank.process.poll() and rank not in failed:
                 failed.append(rank)
-                give_up = min(give_up, time.monotonic() + SECONDS_TO_FOLLOW)
+                deadline = min(deadline, time.monotonic() + SECONDS_TO_FOLLOW)
         time.sleep(0.02)
     return failed + [rank for rank in ranks if rank.process.poll() and rank not in failed]
 
@@ -141,41 +135,41 @@ def _exit_code(ranks: Sequence[Rank], failed: Sequence[Rank], signals: Sequence[
         return 0
     first = ranks[0].process.returncode
     if first > 0 and first != EXIT_PEER_LOST:
-        return first  # and it said why
+        return first  # it has printed why
     path = store.get(RUN_KEY).decode() if store.check([RUN_KEY]) else ""
-    go_on = f"; go on with: stratafl run --resume {shlex.quote(path)}" if path else ""
+    hint = f"; go on with: stratafl run --resume {shlex.quote(path)}" if path else ""
     if signals:
-        print(f"interrupted{go_on}", file=sys.stderr)
+        print(f"interrupted{hint}", file=sys.stderr)
         return 128 + signals[0]
-    # one that only followed another's end has nothing to tell
+    # a rank that ended because another one had died is not the cause
     culprit = next((rank for rank in failed if rank.process.returncode != EXIT_PEER_LOST), failed[0])
     if culprit.process.returncode == UserCodeError.exit_code and culprit.log is not None:
-        print(f"{culprit.complaint()}\nrank {culprit.number} ended with this{go_on}", file=sys.stderr)
+        print(f"{culprit.error_report()}\nrank {culprit.number} ended with this{hint}", file=sys.stderr)
         return UserCodeError.exit_code
-    print(f"error: rank {culprit.number} {culprit.how()}{culprit.last_words()}{go_on}", file=sys.stderr)
+    print(f"error: rank {culprit.number} {culprit.ending()}{hint}", file=sys.stderr)
     return EXIT_PEER_LOST
 
 
 def without_option(arguments: Sequence[str], option: str) -> list[str]:
-    """A command line less an option and its value."""
-    kept = [argument for argument in arguments if not argument.startswith(f"{option}=")]
-    while option in kept:
-        place = kept.index(option)
-        del kept[place : place + 2]
-    return kept
+    """Command line without an option and its value."""
+    remaining = [argument for argument in arguments if not argument.startswith(f"{option}=")]
+    while option in remaining:
+        position = remaining.index(option)
+        del remaining[position : position + 2]
+    return remaining
 
 
 @contextmanager
 def distributed_session() -> Iterator[Communicator]:
-    """What all ranks raise together, only the first one goes on to tell."""
+    """Communicator of this process's run; an error that all ranks raise is printed by the first."""
     ranks = Communicator.join()
     try:
         yield ranks
-    except (InvalidInput, Interrupted) as problem:
-        if problem is ranks.agreed_on:
+    except (InvalidInput, Interrupted) as error:
+        if error is ranks.common_error:
             ranks.leave()
             if not ranks.is_first:
-                raise SystemExit(problem.exit_code) from None
+                raise SystemExit(error.exit_code) from None
         raise
     else:
         ranks.leave()

@@ -93,6 +93,9 @@ class ChunkState(NamedTuple):
     local_terms: tuple[BoundLocalTerm, ...]
     stages: tuple[Stage, ...]
     """Stages of the client update, with the proximal terms that act behind its clip."""
+    fused_chain: StandardChain | None
+    """Settings of the fused optimizer step. None for stages other than the standard ones, rules
+    with local terms, and optimizers written by a user."""
     proximal_strength: float = 0.0
     """Sum of the mu of all proximal terms mu (x - model). Their part mu x changes with every step,
     and -mu model is constant."""
@@ -100,51 +103,53 @@ class ChunkState(NamedTuple):
     """Memory for correction + proximal_strength * x."""
 
     @staticmethod
-    def allocate(work: TrainRequest, clients: int, leaf: Leaf) -> ChunkState:
+    def allocate(request: TrainRequest, clients: int, leaf: Leaf) -> ChunkState:
         """Allocate the state of this many clients of a request."""
 
         def empty_like(rows: IndexedRows) -> Tensor:
             return empty_rows(clients, rows.rows_MP.shape[1], rows.rows_MP)
 
-        rules, stages = move_decay_behind_clip(work.local_rules, leaf.stages)
+        rules, stages = move_decay_behind_clip(request.local_rules, leaf.stages)
         terms = _proximal_terms(rules)
         strength = sum((rule.local.strength for rule in rules if terms and isinstance(rule.local, Proximal)), 0.0)
         local_terms = () if terms else tuple(BoundLocalTerm(rule.local, rule.edge(empty_like)) for rule in rules)
-        states = leaf.optimiser.init(work.model.rows_MP[:1])
+        is_fused = not local_terms and type(leaf.optimiser) in OPTIMIZERS.values()
+        states = leaf.optimiser.init(request.model.rows_MP[:1])
         return ChunkState(
-            x_CP=empty_like(work.model),
-            b_CZ=empty_like(work.buffers),
+            x_CP=empty_like(request.model),
+            b_CZ=empty_like(request.buffers),
             optimizer=leaf.optimiser,
             state={name: empty_rows(clients, rows.shape[1], rows) for name, rows in states.items()},
-            path_CP=empty_like(work.model) if work.wants_sgd_path else None,
-            correction_CP=empty_like(work.model) if work.corrections or terms else None,
+            path_CP=empty_like(request.model) if request.wants_sgd_path else None,
+            correction_CP=empty_like(request.model) if request.corrections or terms else None,
             local_terms=local_terms,
             stages=stages,
+            fused_chain=StandardChain.from_stages(stages) if is_fused else None,
             proximal_strength=strength,
-            scratch_CP=empty_like(work.model) if strength else None,
+            scratch_CP=empty_like(request.model) if strength else None,
         )
 
-    def load(self, work: TrainRequest, clients: Sequence[int], layout: ParameterLayout) -> None:
+    def load(self, request: TrainRequest, clients: Sequence[int], layout: ParameterLayout) -> None:
         """Copy the initial rows of these clients, in a layout of parameters."""
-        layout.into(self.x_CP, work.model, clients)
-        work.buffers.copy_into(self.b_CZ, clients)
-        for name, rows in work.client_rows.items():
+        layout.into(self.x_CP, request.model, clients)
+        request.buffers.copy_into(self.b_CZ, clients)
+        for name, rows in request.client_rows.items():
             layout.into(self.state[name], rows, clients)
-        if not work.client_rows:
+        if not request.client_rows:
             for name, initial in self.optimizer.init(self.x_CP).items():
                 self.state[name].copy_(initial)
         if self.path_CP is not None:
             self.path_CP.zero_()
         if self.correction_CP is not None:
-            terms = [(1.0, correction) for correction in work.corrections]
-            terms += [(-strength, model) for strength, model in _proximal_terms(work.local_rules)]
+            terms = [(1.0, correction) for correction in request.corrections]
+            terms += [(-strength, model) for strength, model in _proximal_terms(request.local_rules)]
             (factor, first), *others = terms
             layout.into(self.correction_CP, first, clients)
             if factor != 1:
                 self.correction_CP.mul_(factor)
             for factor, rows in others:
                 self.correction_CP.add_(layout.take(rows, clients), alpha=factor)
-        for term, rule in zip(self.local_terms, work.local_rules, strict=False):  # no terms where all are proximal
+        for term, rule in zip(self.local_terms, request.local_rules, strict=False):  # no terms where all are proximal
             edge = rule.edge(lambda rows: layout.take(rows, clients))
             for memory, values in zip(term.edge.tensors(), edge.tensors(), strict=True):
                 memory.copy_(values)
@@ -166,17 +171,6 @@ class ChunkState(NamedTuple):
             local_terms=tuple(BoundLocalTerm(local, edge.among(clients)) for local, edge in self.local_terms),
             scratch_CP=cut(self.scratch_CP),
         )
-
-    @property
-    def fused_chain(self) -> StandardChain | None:
-        """Settings of the fused optimizer step.
-
-        None for stages other than the standard ones, rules with local terms, and optimizers written
-        by a user.
-        """
-        if self.local_terms or type(self.optimizer) not in OPTIMIZERS.values():
-            return None
-        return StandardChain.from_stages(self.stages)
 
     def gradient_request(self) -> GradientRequest:
         """Extras that the next step needs with the gradients."""

@@ -19,6 +19,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from stratafl.base.rng import PROCESS
 from stratafl.engine.batches import ChunkIndices, StepBatch
 from stratafl.engine.chunk import ChunkState
 
@@ -49,47 +50,47 @@ class CapturePolicy:
 class CapturedStep:
     """CUDA graph of a step, with the state that it reads and writes."""
 
-    def __init__(self, state: ChunkState, samples: ChunkIndices, train_step: TrainStep):
+    def __init__(self, state: ChunkState, indices: ChunkIndices, train_step: TrainStep):
         """Capture a step on this state, which must be loaded and is overwritten."""
         device = state.x_CP.device
         self.state = state
-        self._samples = samples._replace(
-            client_C=torch.empty_like(samples.client_C),
-            index_CHB=torch.empty_like(samples.index_CHB),
-            mask_CHB=torch.empty_like(samples.mask_CHB),
+        self._indices = indices._replace(
+            client_C=torch.empty_like(indices.client_C),
+            index_CHB=torch.empty_like(indices.index_CHB),
+            mask_CHB=torch.empty_like(indices.mask_CHB),
         )
-        self.steps = samples.index_CHB.shape[1]
+        self.steps = indices.index_CHB.shape[1]
         self._step_index_1 = torch.zeros(1, dtype=torch.long, device=device)
-        """Index of the next step among those of the samples."""
+        """Place of the next step among those of the indices."""
         self._step = torch.zeros((), dtype=torch.long, device=device)
         """Number of that step in the run."""
         self._lr = torch.zeros((), dtype=state.x_CP.dtype, device=device)
-        self._copy_inputs(samples, 0, 0.0)
+        self._copy_inputs(indices, 0, 0.0)
         self._replay = _capture(partial(self._run_once, train_step), device)
 
-    def run(self, samples: ChunkIndices, step: int, lr: float) -> None:
-        """Train the loaded state on all steps of the samples."""
-        self._copy_inputs(samples, step, lr)
-        for _ in range(samples.index_CHB.shape[1]):
+    def run(self, indices: ChunkIndices, step: int, lr: float) -> None:
+        """Train the loaded state on all steps of the indices."""
+        self._copy_inputs(indices, step, lr)
+        for _ in range(indices.index_CHB.shape[1]):
             self._replay()
 
     def _run_once(self, train_step: TrainStep) -> None:
         # modulo the number of steps, so that the steps before a capture do not run past them
         self._step_index_1.remainder_(self.steps)
-        samples = self._samples
+        indices = self._indices
         index_CB, mask_CB = (
-            rows.index_select(1, self._step_index_1)[:, 0] for rows in (samples.index_CHB, samples.mask_CHB)
+            rows.index_select(1, self._step_index_1)[:, 0] for rows in (indices.index_CHB, indices.mask_CHB)
         )
-        batch = StepBatch(samples.client_C, index_CB, mask_CB, samples.length_CH[:, 0], self._step)
+        batch = StepBatch(indices.client_C, index_CB, mask_CB, indices.length_CH[:, 0], self._step)
         self._reads = train_step(self.state, batch, self._lr)
         self._step_index_1.add_(1)
         self._step.add_(1)
 
-    def _copy_inputs(self, samples: ChunkIndices, step: int, lr: float) -> None:
-        steps = samples.index_CHB.shape[1]
-        self._samples.client_C.copy_(samples.client_C)
-        self._samples.index_CHB[:, :steps].copy_(samples.index_CHB)
-        self._samples.mask_CHB[:, :steps].copy_(samples.mask_CHB)
+    def _copy_inputs(self, indices: ChunkIndices, step: int, lr: float) -> None:
+        steps = indices.index_CHB.shape[1]
+        self._indices.client_C.copy_(indices.client_C)
+        self._indices.index_CHB[:, :steps].copy_(indices.index_CHB)
+        self._indices.mask_CHB[:, :steps].copy_(indices.mask_CHB)
         self._step_index_1.zero_()
         self._step.fill_(step)
         self._lr.fill_(lr)
@@ -101,14 +102,15 @@ def garbage_collection_paused() -> Iterator[None]:
 
     Freeing the memory of an earlier graph would end the capture of another.
     """
-    gc.collect()
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
+    with PROCESS:
+        gc.collect()
+        was_on = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_on:
+                gc.enable()
 
 
 def _capture(once: Callable[[], None], device: torch.device) -> Callable[[], None]:

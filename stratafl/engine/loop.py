@@ -76,40 +76,41 @@ class LoopEngine:
     def clipped_steps(self) -> int:
         return int(self._clipped_steps)
 
-    def train(self, work: TrainRequest) -> TrainResult:
-        local_rules, stages = move_decay_behind_clip(work.local_rules, self.leaf.stages)
+    def train(self, request: TrainRequest) -> TrainResult:
+        local_rules, stages = move_decay_behind_clip(request.local_rules, self.leaf.stages)
         self.training.flat.train()
+        request = replace(request, local_rules=local_rules)
         with self._isolated():
-            results = [self._train(replace(work, local_rules=local_rules), client, stages) for client in work.clients]
-        return TrainResult.concatenate([TrainResult.empty_for(replace(work, clients=[])), *results])
+            results = [self._train(request, client, stages) for client in request.clients]
+        return TrainResult.concatenate([TrainResult.empty_for(replace(request, clients=[])), *results])
 
-    def _train(self, work: TrainRequest, client: int, stages: Sequence[Stage]) -> TrainResult:
+    def _train(self, request: TrainRequest, client: int, stages: Sequence[Stage]) -> TrainResult:
         """Train one client."""
-        lr, optimizer = float(self.leaf.lr(work.round)), self.leaf.optimiser
-        x_1P, b_1B = work.model.row(client).clone(), work.buffers.row(client).clone()
-        counts = work.first_step, work.steps, 1
+        lr, optimizer = float(self.leaf.lr(request.round)), self.leaf.optimiser
+        x_1P, b_1B = request.model.row(client).clone(), request.buffers.row(client).clone()
+        counts = request.first_step, request.steps, 1
         first, steps, steps_per_count = (self.training.steps(self.leaf, client, count) for count in counts)
-        integers, correct = self._integer_buffers(first), _correction_fn(work, client)
-        state = {name: rows.row(client) for name, rows in work.client_rows.items()} or optimizer.init(x_1P)
-        path_1P = torch.zeros_like(x_1P if work.wants_sgd_path else x_1P[:, :0])
+        integers, correct = self._integer_buffers(first), _correction_fn(request, client)
+        state = {name: rows.row(client) for name, rows in request.client_rows.items()} or optimizer.init(x_1P)
+        path_1P = torch.zeros_like(x_1P if request.wants_sgd_path else x_1P[:, :0])
         for step, batch in enumerate(self._batches(client, first, steps), first):
             direction_1P = self._gradient(client, step, x_1P, b_1B, integers, batch)
             direction_1P = apply_transforms(stages, direction_1P, x_1P, correct, self._clipped_steps)
             state, change_1P = optimizer.step(state, direction_1P, x_1P, lr)
             x_1P -= change_1P
-            if work.wants_sgd_path:
+            if request.wants_sgd_path:
                 path_1P -= lr / steps_per_count * direction_1P
         return TrainResult(model_AP=x_1P, buffers_AB=b_1B, path_AP=path_1P, client_rows=state)
 
-    def gradients(self, work: TrainRequest) -> Tensor:
-        gradients = [work.model.rows_MP[:0]]
+    def gradients(self, request: TrainRequest) -> Tensor:
+        gradients = [request.model.rows_MP[:0]]
         self.training.flat.train()
         with self._isolated():
-            for client in work.clients:
-                first = self.training.steps(self.leaf, client, work.first_step)
+            for client in request.clients:
+                first = self.training.steps(self.leaf, client, request.first_step)
                 (batch,) = self._batches(client, first, 1)
                 # copies: the state of the run must stay as it is
-                x_1P, b_1B = work.model.row(client).clone(), work.buffers.row(client).clone()
+                x_1P, b_1B = request.model.row(client).clone(), request.buffers.row(client).clone()
                 gradients.append(self._gradient(client, first, x_1P, b_1B, self._integer_buffers(first), batch))
         return torch.cat(gradients)
 
@@ -153,11 +154,11 @@ class LoopEngine:
         return self._mixed_precision.unscale_(g_P)[None]
 
 
-def _correction_fn(work: TrainRequest, client: int) -> CorrectionFn:
+def _correction_fn(request: TrainRequest, client: int) -> CorrectionFn:
     """Function that adds the corrections and local terms of all rules to a client's direction."""
-    corrections = [rows.row(client) for rows in work.corrections]
+    corrections = [rows.row(client) for rows in request.corrections]
     correction_1P = torch.cat(corrections).sum(dim=0, keepdim=True) if corrections else None
-    local_terms = [(rule.local, rule.edge(lambda rows: rows.row(client))) for rule in work.local_rules]
+    local_terms = [(rule.local, rule.edge(lambda rows: rows.row(client))) for rule in request.local_rules]
 
     def correct(x_1P: Tensor, direction_1P: Tensor) -> Tensor:
         if correction_1P is not None:

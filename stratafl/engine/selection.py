@@ -6,7 +6,7 @@ Shape suffixes: C trial clients, P parameters, Z buffer values, B samples of a b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Literal, NamedTuple
@@ -26,7 +26,7 @@ from stratafl.engine.batches import ClientBatches
 from stratafl.engine.compiler.capture import UnsupportedModule
 from stratafl.engine.compiler.padding import can_pad
 from stratafl.engine.gradients import BatchedGradients, CompiledGradients, GradientTask, VmapGradients, in_module_order
-from stratafl.engine.module_profile import PROBE_SAMPLES, CoarsestDtype, ModuleProfile, sanitise_samples
+from stratafl.engine.module_profile import PROBE_SAMPLES, CoarsestDtype, ModuleProfile, nested, sanitise_samples
 from stratafl.engine.precision import Precision, float32_matmul_precision
 from stratafl.engine.random_streams import ClientStream, client_rng
 
@@ -105,7 +105,7 @@ def make_trials(task: GradientTask, is_random: bool) -> list[Trial]:
     `is_random`: whether the module or loss draws random numbers.
     """
     flat = task.flat
-    x_CP, b_CZ = perturbed_clients(flat, *(row.to(task.inputs.device) for row in flat.flatten_module(flat.module)))
+    x_CP, b_CZ = _perturbed_clients(flat, *(row.to(task.inputs.device) for row in flat.flatten_module(flat.module)))
 
     def trials(flat: FlatModule, tolerance: float) -> list[Trial]:
         return _loop_trials(task, flat, x_CP.to(flat.dtype), b_CZ.to(flat.dtype), is_random, tolerance)
@@ -134,34 +134,26 @@ def _loop_trials(
 ) -> list[Trial]:
     """Trials on each of the trial batches, with the results of the module for one client alone."""
     batches = [_cast_batch(batch, flat.dtype) for batch in _trial_batches(task)]
-    rounding = CoarsestDtype()
     results: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-
-    def result(batch: ClientBatches, client: int, length: int) -> tuple[Tensor, Tensor]:
-        """A client's gradient, and its buffers afterwards."""
-        # most clients have the same batch in all trials: their gradient is computed once
-        if (client, length) not in results:
-
-            @contextmanager
-            def observed() -> Iterator[None]:
-                with client_rng(ClientStream(0, client, 0), x_CP.device, flat.module), rounding:
-                    yield
-
+    rounding = CoarsestDtype()
+    for batch in batches:
+        for client, length in enumerate(batch.length_C.tolist()):
+            # most clients have the same batch in all trials: their gradient is computed once
+            if (client, length) in results:
+                continue
             samples = batch.inputs_CB[client, :length].clone(), batch.targets_CB[client, :length].clone()
             x_P, b_Z = x_CP[client].clone(), b_CZ[client].clone()
-            within = observed if is_random else lambda: rounding
+            stream = ClientStream(0, client, 0)
+            random = client_rng(stream, x_P.device, flat.module) if is_random else nullcontext()
+            within = partial(nested, random, rounding)
             results[client, length] = flat.gradient(x_P, b_Z, *samples, task.loss, within=within), b_Z
-        return results[client, length]
-
-    expected = []
-    for batch in batches:
-        clients = [result(batch, client, length) for client, length in enumerate(batch.length_C.tolist())]
-        expected.append([torch.stack(rows) for rows in zip(*clients, strict=True)])
     tolerance = max(tolerance, min(100 * rounding.eps, MAX_TOLERANCE))
-    return [
-        Trial(flat, x_CP, b_CZ, batch, g_CP, after_CZ, tolerance)
-        for batch, (g_CP, after_CZ) in zip(batches, expected, strict=True)
-    ]
+    trials = []
+    for batch in batches:
+        clients = (results[key] for key in enumerate(batch.length_C.tolist()))
+        expected_CP, expected_CZ = (torch.stack(rows) for rows in zip(*clients, strict=True))
+        trials.append(Trial(flat, x_CP, b_CZ, batch, expected_CP, expected_CZ, tolerance))
+    return trials
 
 
 def _cast_batch(batch: ClientBatches, dtype: torch.dtype) -> ClientBatches:
@@ -169,8 +161,8 @@ def _cast_batch(batch: ClientBatches, dtype: torch.dtype) -> ClientBatches:
     return batch._replace(inputs_CB=as_type(batch.inputs_CB, dtype), targets_CB=as_type(batch.targets_CB, dtype))
 
 
-def perturbed_clients(flat: FlatModule, x_P: Tensor, b_Z: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of the trial clients: the given ones plus noise.
+def _perturbed_clients(flat: FlatModule, x_P: Tensor, b_Z: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of the trial clients: the module's own values plus noise.
 
     At a module's initial values many numbers are zero, or equal by chance.
     """
@@ -244,15 +236,10 @@ def select_for_training(
 
 
 def select_gradient_method(
-    task: GradientTask,
-    methods: Sequence[GradientMethodName] = ("stacked", "vmap"),
-    profile: ModuleProfile | None = None,
+    task: GradientTask, methods: Sequence[GradientMethodName], profile: ModuleProfile
 ) -> Selection:
-    """First of these methods that gives the module's own gradients on the trial clients.
-
-    A module without a profile is taken to have no side effects.
-    """
-    profile = profile or ModuleProfile()
+    """Select the first of these methods that gives the module's own gradients on the trial
+    clients."""
     with preserve_rng(task.inputs.device):
         task = replace(task, inputs=sanitise_samples(task.inputs), targets=sanitise_samples(task.targets))
         try:

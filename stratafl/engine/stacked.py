@@ -50,7 +50,7 @@ from stratafl.engine.gradients import BatchedGradients, in_module_order
 from stratafl.engine.loop import limit_threads
 from stratafl.engine.module_profile import PROBE_SAMPLES, ModuleProfile
 from stratafl.engine.parameter_layout import ParameterLayout
-from stratafl.engine.precision import effective_precision, float32_matmul_precision
+from stratafl.engine.precision import float32_matmul_precision
 from stratafl.engine.random_streams import ClientStream
 
 MAX_CUDA_GRAPHS = 2
@@ -60,25 +60,20 @@ MAX_CUDA_GRAPHS = 2
 class Chunk(NamedTuple):
     """Some of the participating clients, with the sample indices of their steps."""
 
-    offset: int
-    """Position of the first client among all that take part."""
+    rows: slice
+    """Rows of the chunk among those of all participating clients."""
     clients: list[int]
     steps_C: np.ndarray
     """Steps of each client; where they differ, the first client has most."""
-    samples: ChunkIndices
+    indices: ChunkIndices
     padded_length_H: np.ndarray
     """Longest batch of all participating clients in each step. A step is padded to it, so that the
     padding does not depend on the clients in the chunk."""
 
-    @property
-    def rows(self) -> slice:
-        """Rows of the chunk among those of all participating clients."""
-        return slice(self.offset, self.offset + len(self.clients))
-
     def step_batch(self, number: int, step: int | Tensor, clients: int | None = None) -> StepBatch:
-        """Batch of the first clients in step `number` of the samples, step `step` of the run."""
+        """Batch of the first clients in step `number` of the request, step `step` of the run."""
         rows, length = slice(clients), int(self.padded_length_H[number])
-        client_C, index_CHB, mask_CHB, length_CH = self.samples
+        client_C, index_CHB, mask_CHB, length_CH = self.indices
         index_CB, mask_CB = index_CHB[rows, number, :length], mask_CHB[rows, number, :length]
         return StepBatch(client_C[rows], index_CB, mask_CB, length_CH[rows, number], step)
 
@@ -107,7 +102,7 @@ class StackedEngine:
         flat, supply, augment = training.flat, training.samples, training.augment
         device = self._device = supply.device
         self._gradients, self._gradients_in_module_order = gradients, in_module_order(gradients, flat)
-        self.precision = effective_precision(gradients.precision, device, flat.dtype, supports_half=True)
+        self.precision = gradients.precision
         self._uses_cuda_graphs = cuda_graphs and device.type == "cuda" and supply.is_on_device
         self._sizes = training.clients.sizes.tolist()
         longest = max(self._sizes)
@@ -137,34 +132,34 @@ class StackedEngine:
     def clipped_steps(self) -> int:
         return int(self._clipped_steps)
 
-    def train(self, work: TrainRequest) -> TrainResult:
+    def train(self, request: TrainRequest) -> TrainResult:
         order_A = None
         if self.leaf.epochs is not None:
             # clients with most steps first, so that those still training are the first rows
-            order_A = np.argsort(-self._steps_per_client(work.clients, 1), kind="stable")
-            work = replace(work, clients=[work.clients[index] for index in order_A])
-        result = TrainResult.empty_for(work)
-        lr = float(self.leaf.lr(work.round))
+            order_A = np.argsort(-self._steps_per_client(request.clients, 1), kind="stable")
+            request = replace(request, clients=[request.clients[index] for index in order_A])
+        result = TrainResult.empty_for(request)
+        lr = float(self.leaf.lr(request.round))
         self.training.flat.train()
         with limit_threads(self.training.flat.parameters), float32_matmul_precision(self.precision, self._device):
-            for chunk in self._chunks(work, work.steps):
-                state = self._train_chunk(work, chunk, lr)
+            for chunk in self._chunks(request, request.steps):
+                state = self._train_chunk(request, chunk, lr)
                 self._write_back(state, result, chunk.rows)
-        if work.wants_sgd_path and self.leaf.epochs is not None:
-            steps_A = self._steps_per_client(work.clients, 1)
+        if request.wants_sgd_path and self.leaf.epochs is not None:
+            steps_A = self._steps_per_client(request.clients, 1)
             result.path_AP.div_(to_device(steps_A, self._device, result.path_AP.dtype)[:, None])
-        self._prefetch(work)
+        self._prefetch(request)
         return result if order_A is None else result.reorder(np.argsort(order_A))
 
-    def gradients(self, work: TrainRequest) -> Tensor:
-        g_AP = work.model.rows_MP.new_empty(len(work.clients), work.model.rows_MP.shape[1])
-        work = replace(work, client_rows={}, wants_sgd_path=False)
+    def gradients(self, request: TrainRequest) -> Tensor:
+        g_AP = request.model.rows_MP.new_empty(len(request.clients), request.model.rows_MP.shape[1])
+        request = replace(request, client_rows={}, wants_sgd_path=False)
         self.training.flat.train()
         with limit_threads(self.training.flat.parameters), float32_matmul_precision(self.precision, self._device):
-            for chunk in self._chunks(work, 1):
-                state = ChunkState.allocate(work, len(chunk.clients), replace(self.leaf, optimiser=PLAIN))
-                layout = self._load(state, work, chunk)
-                batch = chunk.step_batch(0, self._step_index(work, chunk.clients))
+            for chunk in self._chunks(request, 1):
+                state = ChunkState.allocate(request, len(chunk.clients), replace(self.leaf, optimiser=PLAIN))
+                layout = self._load(state, request, chunk)
+                batch = chunk.step_batch(0, self._step_index(request, chunk.clients))
                 layout.restore(self._batch_gradients(state, batch, PLAIN_REQUEST).grads_CP, g_AP[chunk.rows])
         return g_AP
 
@@ -176,10 +171,10 @@ class StackedEngine:
         """
         return self._gradients_in_module_order if state.fused_chain is None else self._gradients
 
-    def _load(self, state: ChunkState, work: TrainRequest, chunk: Chunk) -> ParameterLayout:
+    def _load(self, state: ChunkState, request: TrainRequest, chunk: Chunk) -> ParameterLayout:
         """Load a chunk's initial rows into its state, and return the layout they have there."""
         layout = self._gradients_for(state).layout
-        state.load(work, chunk.clients, layout)
+        state.load(request, chunk.clients, layout)
         return layout
 
     def _write_back(self, state: ChunkState, result: TrainResult, rows: slice) -> None:
@@ -198,28 +193,28 @@ class StackedEngine:
             return np.full(len(clients), count)
         return np.array([self.training.steps(self.leaf, client, count) for client in clients])
 
-    def _step_index(self, work: TrainRequest, clients: Sequence[int], number: int = 0) -> int | Tensor:
+    def _step_index(self, request: TrainRequest, clients: Sequence[int], number: int = 0) -> int | Tensor:
         """Number in the run of the clients' step `number` of the request."""
         if self.leaf.epochs is None:
-            return work.first_step + number
-        return to_device(self._steps_per_client(clients, work.first_step) + number, self._device)
+            return request.first_step + number
+        return to_device(self._steps_per_client(clients, request.first_step) + number, self._device)
 
     # -- batches -----------------------------------------------------------------------------------
 
-    def _chunks(self, work: TrainRequest, steps: int) -> Iterator[Chunk]:
+    def _chunks(self, request: TrainRequest, steps: int) -> Iterator[Chunk]:
         """Participating clients in chunks, with their sample indices."""
-        active = work.clients
+        active = request.clients
         if not active:
             return
-        samples = self._draw_batches(active, work.first_step, steps)
-        padded_length_H = samples.length_CH.max(axis=0)
+        indices = self._draw_batches(active, request.first_step, steps)
+        padded_length_H = indices.length_CH.max(axis=0)
         # as many chunks as needed and as even as can be, so that few sizes need a CUDA graph
         count = -(-len(active) // (self.chunk_size or len(active)))
         size = -(-len(active) // count)
         for offset in range(0, len(active), size):
             rows = slice(offset, offset + size)
             steps_C = self._steps_per_client(active[rows], steps)
-            yield Chunk(offset, active[rows], steps_C, samples.select(rows, int(steps_C[0])), padded_length_H)
+            yield Chunk(rows, active[rows], steps_C, indices.select(rows, int(steps_C[0])), padded_length_H)
 
     def _draw_batches(self, active: list[int], step: int, steps: int) -> ChunkIndices:
         """Sample indices of all participating clients."""
@@ -243,14 +238,14 @@ class StackedEngine:
         index_AHB = self._sample_indices[start_A[:, None, None] + batches.position_CHB]
         return ChunkIndices(to_device(clients, self._device), index_AHB, batches.mask_CHB, batches.length_CH)
 
-    def _prefetch(self, work: TrainRequest) -> None:
+    def _prefetch(self, request: TrainRequest) -> None:
         """Draw the next batches while a GPU is busy, if the same clients are likely to take part
         again."""
-        if self._device.type == "cuda" and work.clients == self._last_active:
-            next_step = work.first_step + work.steps
-            batches = self._draw_batches(work.clients, next_step, work.steps)
-            self._prefetched = (tuple(work.clients), next_step, work.steps), batches
-        self._last_active = work.clients
+        if self._device.type == "cuda" and request.clients == self._last_active:
+            next_step = request.first_step + request.steps
+            batches = self._draw_batches(request.clients, next_step, request.steps)
+            self._prefetched = (tuple(request.clients), next_step, request.steps), batches
+        self._last_active = request.clients
 
     def _load_samples(self, batch: StepBatch) -> tuple[Inputs, Tensor]:
         """Samples of a batch, augmented."""
@@ -270,11 +265,11 @@ class StackedEngine:
 
     # -- steps -------------------------------------------------------------------------------------
 
-    def _batch_gradients(self, state: ChunkState, batch: StepBatch, request: GradientRequest) -> ClientGradients:
+    def _batch_gradients(self, state: ChunkState, batch: StepBatch, extras: GradientRequest) -> ClientGradients:
         inputs_CB, targets_CB = self._load_samples(batch)
         stream = ClientStream(self.training.seed, batch.client_C, batch.step)
         batches = ClientBatches(inputs_CB, targets_CB, batch.mask_CB, batch.length_C, stream)
-        return self._gradients_for(state)(state.x_CP, state.b_CZ, batches, request)
+        return self._gradients_for(state)(state.x_CP, state.b_CZ, batches, extras)
 
     def _train_step(
         self, clipped_steps: Tensor, state: ChunkState, batch: StepBatch, lr: float | Tensor
@@ -284,32 +279,32 @@ class StackedEngine:
         state.apply(gradients, lr, self._backend, clipped_steps)
         return gradients.reads
 
-    def _train_chunk(self, work: TrainRequest, chunk: Chunk, lr: float) -> ChunkState:
+    def _train_chunk(self, request: TrainRequest, chunk: Chunk, lr: float) -> ChunkState:
         """State of a chunk after all steps of the request."""
-        captured = self._cuda_graph(work, chunk)
-        state = captured.state if captured else ChunkState.allocate(work, len(chunk.clients), self.leaf)
-        self._load(state, work, chunk)
+        captured = self._cuda_graph(request, chunk)
+        state = captured.state if captured else ChunkState.allocate(request, len(chunk.clients), self.leaf)
+        self._load(state, request, chunk)
         if captured:
             # all clients of the chunk have taken as many steps
-            captured.run(chunk.samples, int(self._steps_per_client(chunk.clients[:1], work.first_step)[0]), lr)
+            captured.run(chunk.indices, int(self._steps_per_client(chunk.clients[:1], request.first_step)[0]), lr)
             return state
         for number in range(int(chunk.steps_C[0])):
             clients = chunk.clients[: int((chunk.steps_C > number).sum())]
-            batch = chunk.step_batch(number, self._step_index(work, clients, number), len(clients))
+            batch = chunk.step_batch(number, self._step_index(request, clients, number), len(clients))
             self._train_step(self._clipped_steps, state.first(len(clients)), batch, lr)
         return state
 
     def _choose_chunk_size(self) -> int:
         """Number of clients that fit into memory at once."""
         clients, device = len(self._sizes), self._device
-        request = probe_request(self.training, clients)
+        probe = probe_request(self.training, clients)
         uncounted = torch.zeros_like(self._clipped_steps)
 
         def run_step(count: int) -> None:
-            work = replace(request, clients=request.clients[:count])
-            for chunk in self._chunks(work, 1):
-                state = ChunkState.allocate(work, count, self.leaf)
-                self._load(state, work, chunk)
+            request = replace(probe, clients=probe.clients[:count])
+            for chunk in self._chunks(request, 1):
+                state = ChunkState.allocate(request, count, self.leaf)
+                self._load(state, request, chunk)
                 self._train_step(uncounted, state, chunk.step_batch(0, 0), 0.0)
 
         self.chunk_size = clients
@@ -317,30 +312,30 @@ class StackedEngine:
             return max_chunk_size(
                 device,
                 clients,
-                row_bytes=request.model.rows_MP.nbytes,
+                row_bytes=probe.model.rows_MP.nbytes,
                 batch_bytes=self._batch_capacity * self._sample_bytes,
                 run_step=run_step,
             )
 
     # -- CUDA graphs -------------------------------------------------------------------------------
 
-    def _cuda_graph(self, work: TrainRequest, chunk: Chunk) -> CapturedStep | None:
+    def _cuda_graph(self, request: TrainRequest, chunk: Chunk) -> CapturedStep | None:
         """CUDA graph of a step of such a chunk, if there can be one."""
         if not self._uses_cuda_graphs or (self.training.augment is not None and not self._augments_stacked):
             return None
-        if self._gradients.reads_lengths and (chunk.samples.length_CH != self._batch_capacity).any():
+        if self._gradients.reads_lengths and (chunk.indices.length_CH != self._batch_capacity).any():
             return None
         if chunk.steps_C[-1] < chunk.steps_C[0]:
             return None
-        local_terms = tuple((rule.local, rule.correction is None) for rule in work.local_rules)
+        local_terms = tuple((rule.local, rule.correction is None) for rule in request.local_rules)
         key = (
             len(chunk.clients),
-            bool(work.corrections),
+            bool(request.corrections),
             local_terms,
             self.leaf.stages,
             self.leaf.optimiser,
-            work.wants_sgd_path,
-            chunk.samples.mask_CHB.shape[2],
+            request.wants_sgd_path,
+            chunk.indices.mask_CHB.shape[2],
         )
         is_frequent = self._capture_policy.should_capture(key)
         if key not in self._captured_steps and len(self._captured_steps) >= MAX_CUDA_GRAPHS and not is_frequent:
@@ -348,7 +343,7 @@ class StackedEngine:
         captured = self._captured_steps.pop(key, None)
         if captured is None or captured.steps < chunk.steps_C[0]:
             captured = None  # frees its memory first
-            captured = self._capture_step(work, chunk)
+            captured = self._capture_step(request, chunk)
             if captured is None:
                 return None
         while len(self._captured_steps) >= MAX_CUDA_GRAPHS:
@@ -356,12 +351,12 @@ class StackedEngine:
         self._captured_steps[key] = captured
         return captured
 
-    def _capture_step(self, work: TrainRequest, chunk: Chunk) -> CapturedStep | None:
-        state = ChunkState.allocate(work, len(chunk.clients), self.leaf)
-        self._load(state, work, chunk)
+    def _capture_step(self, request: TrainRequest, chunk: Chunk) -> CapturedStep | None:
+        state = ChunkState.allocate(request, len(chunk.clients), self.leaf)
+        self._load(state, request, chunk)
         before = self._clipped_steps.clone()
         try:
-            return CapturedStep(state, chunk.samples, partial(self._train_step, self._clipped_steps))
+            return CapturedStep(state, chunk.indices, partial(self._train_step, self._clipped_steps))
         except RuntimeError as problem:
             self._uses_cuda_graphs = False
             line = str(problem).strip().partition("\n")[0]

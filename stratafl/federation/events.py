@@ -13,7 +13,7 @@ from stratafl.federation.sync import AggregationResult
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RoundBegan:
-    """A round of one edge level began."""
+    """A round of an edge level began."""
 
     level: int
     active_N: np.ndarray

@@ -249,8 +249,8 @@ def _root_mean_squares(mean_squares: dict[str, float]) -> dict[str, float]:
 
 
 def _node_weights(tree: Tree) -> list[np.ndarray]:
-    """Each node's weight in the whole tree, by level: the product of the sibling weights on its
-    path."""
+    """Weights of the nodes in the whole tree, by level: the product of the sibling weights on a
+    node's path."""
     weights = [np.ones(1)]
     for level in range(1, tree.depth + 1):
         weights.append(weights[-1][tree.parents[level]] * tree.weights[level])

@@ -1,8 +1,8 @@
-"""Low-rank adapters (LoRA): trained factors beside frozen layers.
+"""Low-rank adapters (LoRA): trained factors beside frozen linear layers.
 
-W x becomes W x + alpha / rank * B A x (Hu et al., 2021). A is random and B zero at first, so that a
-module with new adapters computes what it did before. Only A and B, and parameters named by `train`,
-need a gradient: they alone are trained, sent and stored by clients.
+W x becomes W x + alpha / rank * B A x (Hu et al., 2021). A is random and B is zero at first, so new
+adapters do not change a module's outputs. Only A and B, and the parameters named by `train`, need a
+gradient: clients train, send and store only these.
 """
 
 from __future__ import annotations
@@ -45,15 +45,16 @@ class LowRank(nn.Module):
 def adapters(
     module: nn.Module, targets: Sequence[str], rank: int = 8, alpha: float = 16.0, train: Sequence[str] = ()
 ) -> nn.Module:
-    """Add adapters beside a module's linear layers of these names, and freeze everything else.
+    """Add adapters to the linear layers of these names, and freeze all other parameters.
 
     The module is changed in place and returned. For a module that `simulate` builds from its seed,
     pass `lambda: adapters(make(), ["q_proj", "v_proj"])`.
 
-    targets: the last part of a layer's dotted name ("q_proj"), the whole name, or a pattern
+    targets: last parts of the layers' dotted names ("q_proj"), full names, or patterns
         ("encoder.*.q_proj"). Layers are `nn.Linear`, or the `Conv1D` of transformers.
-    rank, alpha: of the adapters, which are scaled by alpha / rank.
-    train: names or patterns of modules or parameters that are trained in full, such as a new head.
+    rank, alpha: rank of the adapters, and their scale times the rank.
+    train: names or patterns of modules or parameters that are trained themselves, such as a new
+        head.
     """
     rank = check_integer("lora.rank", rank, at_least=1)
     alpha = check_number("lora.alpha", alpha, above=0)
@@ -62,11 +63,10 @@ def adapters(
     if not chosen:
         allowed = "must name at least one linear layer; this model has " + ", ".join(sorted(last_parts(layers)))
         raise InvalidInput("lora.targets", list(targets), allowed)
-    # before the names change
-    names = [name for name, _ in module.named_parameters()]
+    # adapters change the names, so parameters are found by them before
+    parameters = dict(module.named_parameters())
     parts = [name for name, _ in module.named_modules() if name]
-    whole = matching("lora.train", train, [*parts, *names])
-    kept = [parameter for name, parameter in module.named_parameters() if is_within(name, whole)]
+    unfrozen = matching("lora.train", train, [*parts, *parameters])
     module.requires_grad_(False)
     wrapped = {id(layers[name]): LowRank(layers[name], rank, alpha) for name in chosen}
     for parent in list(module.modules()):
@@ -74,8 +74,9 @@ def adapters(
             if id(part) in wrapped and not isinstance(parent, LowRank):
                 setattr(parent, name, wrapped[id(part)])
                 _keep_to_forward(parent)
-    for parameter in kept:
-        parameter.requires_grad_(True)
+    for name, parameter in parameters.items():
+        if is_within(name, unfrozen):
+            parameter.requires_grad_(True)
     return module
 
 
@@ -98,7 +99,8 @@ def merged(module: nn.Module) -> nn.Module:
 def _keep_to_forward(parent: nn.Module) -> None:
     """Make a transformer encoder layer call its submodules.
 
-    In evaluation PyTorch's fast path reads their weights directly, and would leave out adapters.
+    In evaluation, PyTorch's fast path reads the weights of the submodules instead of calling them,
+    which would ignore adapters.
     """
     if isinstance(parent, nn.TransformerEncoderLayer):
         parent.activation_relu_or_gelu = 0
@@ -107,7 +109,7 @@ def _keep_to_forward(parent: nn.Module) -> None:
 def _is_linear(part: nn.Module) -> bool:
     """Whether a module is a linear layer that can be wrapped.
 
-    Subclasses may use their weights in other ways.
+    Subclasses are not, since they may use their weights in other ways.
     """
     return type(part) is nn.Linear or _is_transposed(part)
 

@@ -1,4 +1,4 @@
-"""The five networks of the paper."""
+"""Models of the paper's experiments."""
 
 from __future__ import annotations
 
@@ -52,11 +52,12 @@ def cnn(input_shape: Shape, classes: int) -> nn.Module:
 
 
 def _after_two_convolutions(size: int) -> int:
+    """Height or width of an image after the convolutions and pooling of `cnn`."""
     return ((size - 4) // 2 - 4) // 2
 
 
 class NextCharacter(nn.Module):
-    """Embedding, recurrent layers, and a guess at what follows the sequence."""
+    """Model that predicts the character after a sequence: embedding, LSTM, linear layer."""
 
     def __init__(self, vocabulary: int, embedding: int, hidden: int, layers: int, classes: int):
         super().__init__()
@@ -86,7 +87,7 @@ def lstm(
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions around a shortcut."""
+    """Residual block of two 3x3 convolutions with group normalisation."""
 
     def __init__(self, channels_in: int, channels: int, stride: int, groups: int):
         super().__init__()
@@ -118,10 +119,8 @@ def resnet18_gn(input_shape: Shape, classes: int, groups: int = 2) -> nn.Module:
         nn.ReLU(),
         nn.MaxPool2d(3, stride=2, padding=1),
     ]
-    before = 64
-    for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-        layers += [Block(before, width, stride, groups), Block(width, width, 1, groups)]
-        before = width
+    for inputs, outputs, stride in ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)):
+        layers += [Block(inputs, outputs, stride, groups), Block(outputs, outputs, 1, groups)]
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
     for module in model.modules():
         if isinstance(module, nn.Conv2d):

@@ -1,4 +1,4 @@
-"""Models by name: registration, checks of their parameters, and construction.
+"""Models by name: registration, checks of their arguments, and construction.
 
 A user's own module is named by import path ("package.module:Class") or file ("my_model.py:Net").
 Inputs are (B, channels, height, width), (B, features) or, for sequences, (B, length) of integer
@@ -37,9 +37,9 @@ _shipped: set[str] = set()
 def register(example: tuple[tuple[int, ...], int]) -> Callable[[Maker], Maker]:
     """Decorator that registers a model under its function's name.
 
-    The function takes `input_shape`, `classes`, and parameters with defaults; the first line of its
-    docstring describes the model. The example is an input shape and a number of classes, for which
-    the model is listed. The names of the package's own models cannot be used.
+    The function takes `input_shape`, `classes`, and arguments with defaults; the first line of its
+    docstring describes the model. `example` is the input shape and the number of classes with which
+    the model is listed. Names of the package's own models are rejected.
     """
 
     def add(make: Maker) -> Maker:
@@ -69,7 +69,7 @@ class ListedModel:
 
 
 def catalogue() -> list[ListedModel]:
-    """List the registered models, smallest first; parameters are counted without allocation."""
+    """Registered models, smallest first; parameters are counted without allocating memory."""
     listed = []
     for name, (make, input_shape, classes) in _models.items():
         with torch.device("meta"):
@@ -87,7 +87,7 @@ def count_parameters(model: nn.Module) -> int:
 def build(name: str, input_shape: Shape | Mapping[str, Shape], classes: int, /, **params: Any) -> nn.Module:
     """Build a registered model, or a user's own named "package.module:Class" or "file.py:Class".
 
-    `input_shape` is the shape of one sample as the model sees it, or a table of shapes if inputs
+    `input_shape` is the shape of one sample at the model's input, or a table of shapes if inputs
     have names; `classes` is the number of outputs per sample. A user's class or function gets
     `params`, and these two if it has arguments of these names.
     """
@@ -131,7 +131,7 @@ def _check_input_shape(name: str, shape: Shape | Mapping[str, Shape]) -> tuple[i
 
 
 def _load_factory(path: str) -> Callable[..., Any]:
-    """Load the class or function that a user's own name refers to."""
+    """Load a user's class or function by its path."""
     maker = load_attribute("model.name", path)
     if not _is_model_factory(maker):
         raise InvalidInput("model.name", path, "must be a torch.nn.Module's class, or a Python function that makes one")
@@ -141,13 +141,13 @@ def _load_factory(path: str) -> Callable[..., Any]:
 def _is_model_factory(maker: object) -> bool:
     """Whether an object is a module's class or a Python function.
 
-    Any other callable could do anything, and is not called.
+    Other callables are not called, since they could do anything.
     """
     while isinstance(maker, functools.partial):
         maker = maker.func
     if isinstance(maker, type):
         return issubclass(maker, nn.Module)
-    # what `functools.cache` makes of a function is none itself
+    # the result of `functools.cache` is not a function itself
     return inspect.isfunction(inspect.unwrap(maker)) or inspect.ismethod(maker)  # type: ignore[arg-type]
 
 
@@ -160,7 +160,7 @@ def image_shape(name: str, shape: Shape, least: int) -> tuple[int, int, int]:
 
 
 def check_sizes(field: str, sizes: Sequence[object]) -> None:
-    """Check that a value is a list of positive whole numbers."""
+    """Check that a value is a sequence of positive integers."""
     if not isinstance(sizes, Sequence) or not all(
         isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sizes
     ):

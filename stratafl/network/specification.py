@@ -224,13 +224,11 @@ def _cell(field: str, path: Path, text: str) -> float:
 
 
 ZERO, ONE = Distribution.constant(0), Distribution.constant(1)
-
 POSITIVE = ("up_mbit_s", "down_mbit_s", "pipe_up_mbit_s", "pipe_down_mbit_s", "step_s", "gflop_s",
             "flops_per_sample", "slowdown")  # fmt: skip
 """Quantities that must be above 0; the others may be 0."""
 
 PROBABILITIES = ("availability", "dropout")
-
 SMALLEST, LARGEST = 1e-60, 1e60
 """Bounds of quantities that must be above 0, and upper bound of all: products of several are
 finite, too."""
@@ -313,7 +311,6 @@ LINK = ("up_mbit_s", "down_mbit_s", "latency_s", "jitter_s", "overhead_bytes", "
 """Quantities of a tier that belong to the child of an edge; the others are its parent's."""
 
 TIER = tuple(field.name for field in dataclasses.fields(Tier) if field.name != "name")
-
 DEVICE = tuple(field.name for field in dataclasses.fields(Device))
 
 

@@ -26,7 +26,6 @@ DASHES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1, 1.4)), (0, (5, 1.6, 1, 1.6)
 grey."""
 
 MAX_DISTINCT_STYLES = len(COLOURS) * len(DASHES)
-
 COLUMN, PAGE = 3.4, 7.0
 """Width of one and of two columns of a paper, in inches."""
 
@@ -121,8 +120,9 @@ def _plot_time_to_target(stem: Path, groups: Sequence[RunGroup], metric: MetricI
         figure, row = plt.subplots(1, len(units), figsize=size, layout="constrained", sharey=True)
         for axes, (axis, (title, factor)) in zip(row, units.items(), strict=True):
             for position, group in enumerate(shown):
+                ends = [(curve.x, first_round(curve, metric.goal(target))) for curve in group.curves]
                 cost = mean_std_if_complete(
-                    [_cost_after(curve, axis, first_round(curve, metric.goal(target))) for curve in group.curves]
+                    [None if end is None else x[axis][x["rounds"].index(end)] for x, end in ends]
                 )
                 if cost is None:
                     axes.text(0, position, " not reached", va="center", fontsize=7, color="#5b6470")
@@ -135,11 +135,6 @@ def _plot_time_to_target(stem: Path, groups: Sequence[RunGroup], metric: MetricI
             axes.spines[["top", "right"]].set_visible(False)
         figure.suptitle(f"until {escape_control(metric.name)} is {metric.goal_text(target)}", fontsize=8)
         return _save_all(figure, stem)
-
-
-def _cost_after(curve: Any, axis: str, round: float | None) -> float | None:
-    """Value of an axis after a round."""
-    return None if round is None else curve.x[axis][curve.x["rounds"].index(round)]
 
 
 def _save_all(figure: Any, stem: Path) -> list[Path]:

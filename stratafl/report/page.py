@@ -1,4 +1,4 @@
-"""HTML page of the report, and the local server behind --serve."""
+"""HTML page of the report, and the local server behind --watch."""
 
 from __future__ import annotations
 
@@ -72,7 +72,6 @@ def _digest(script: str) -> str:
 
 
 HOST = "127.0.0.1"
-
 CACHE_SECONDS = 1.0
 """Seconds for which an answer is reused before the runs are read again."""
 

@@ -17,7 +17,6 @@ from stratafl.runs.curves import ABSENT, MINUS, Curve, MetricInfo, first_round, 
 from stratafl.runs.groups import RunGroup
 
 TARGET_STEP = 0.05
-
 MEGA = 1e-6
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, desc
 from stratafl.base.signals import Interrupted
 from stratafl.base.tracebacks import PACKAGE, UserFrame, code_object, definition_frame, user_frames
 from stratafl.core.channel import BUFFERS, MODEL
+from stratafl.core.dry_run import ImpureFunction, dry_run, result_tensors
 from stratafl.core.rule import Edge, Rows, Rule, average
 
 SIGNATURES: Mapping[str, tuple[str, ...]] = {
@@ -201,9 +202,6 @@ FAULTS: Mapping[str, Callable[..., str]] = {
 
 NODES = 2
 
-ROUNDING = 1e3
-"""Units in the last place by which a row may differ when it is computed together with others."""
-
 
 def try_rules(rules: Sequence[Rule], x_P: Tensor) -> None:
     """Dry run of the rules with user functions, at the model that the run starts from; `rules` are
@@ -268,75 +266,15 @@ def _reduce(rule: Rule, rows: Tensor) -> Tensor:
 
 
 def _call(rule: Rule, name: str, *arguments: Any) -> Any:
-    """Call a function of a rule; raise if it is a user's and is not a pure function of rows."""
+    """Call a function of a rule; raises if it is a user's and is not a pure function of rows."""
     function = getattr(rule, name)
     if not isinstance(function, UserFunction):
         return function(*arguments)
-    versions = [(path, tensor, tensor._version) for path, tensor in _argument_tensors(name, arguments)]
-    keys = [list(argument) if isinstance(argument, dict) else None for argument in arguments]
-    result = function(*arguments)
-    for path, tensor, version in versions:
-        if tensor._version != version:
-            raise function.error(f"changes its argument {path} in place: make a new tensor of it")
-    for label, argument, keys_before in zip(SIGNATURES[name], arguments, keys, strict=True):
-        if keys_before is not None and list(argument) != keys_before:
-            raise function.error(f"changes its argument {label} in place: return a new dict")
-    if not _all_close(function(*arguments), result, exact=True):
-        raise function.error(
-            "returns something else when it is called again with the same arguments: what it remembers must be in "
-            "what it returns, and it must not draw random numbers"
-        )
-    is_finite = all(bool(t.isfinite().all()) for t in _result_tensors(result) if t.is_floating_point())
+    try:
+        result = dry_run(function, dict(zip(SIGNATURES[name], arguments, strict=True)), by_row=name != "reduce")
+    except ImpureFunction as problem:
+        raise function.error(str(problem)) from None
+    is_finite = all(bool(tensor.isfinite().all()) for tensor in result_tensors(result) if tensor.is_floating_point())
     if name in ("up", "merge", "correction", "local", "reduce", "reweigh") and not is_finite:
         raise function.error("returns numbers that are not finite for finite arguments")
-    if name != "reduce" and not _all_close(function(*map(_first_row, arguments)), _first_row(result)):
-        raise function.error(
-            "returns something else for a node when it is called with that node's row alone: each row must depend on "
-            "the arguments' same row only"
-        )
     return result
-
-
-def _argument_tensors(name: str, arguments: Sequence[Any]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors in a function's arguments, each with its name for errors."""
-    for label, argument in zip(SIGNATURES[name], arguments, strict=True):
-        if isinstance(argument, Tensor):
-            yield label, argument
-        elif isinstance(argument, Edge):
-            parts = {"model": argument.model, "correction": argument.correction, "rate": argument.rate}
-            yield from ((f"{label}.{key}", part) for key, part in parts.items() if part is not None)
-        else:
-            yield from ((f"{label}[{key!r}]", rows) for key, rows in argument.items())
-
-
-def _first_row(value: Any) -> Any:
-    """The part of an argument or result that belongs to the first node."""
-    if isinstance(value, Tensor):
-        return value[:1]
-    if isinstance(value, dict):
-        return {key: rows[:1] for key, rows in value.items()}
-    if isinstance(value, tuple):
-        return tuple(map(_first_row, value))
-    return value.among(1) if isinstance(value, Edge) else value
-
-
-def _result_tensors(result: Any) -> list[Tensor]:
-    """The tensors of a result, in order."""
-    if isinstance(result, Tensor):
-        return [result]
-    parts = result.values() if isinstance(result, dict) else result if isinstance(result, tuple) else ()
-    return [tensor for part in parts for tensor in _result_tensors(part)]
-
-
-def _all_close(result: Any, expected: Any, exact: bool = False) -> bool:
-    """Whether two results agree up to rounding; with `exact`, bit by bit on a CPU. On a GPU sums
-    have no fixed order."""
-    pairs = _result_tensors(result), _result_tensors(expected)
-    return len(pairs[0]) == len(pairs[1]) and all(_close(a, b, exact) for a, b in zip(*pairs, strict=True))
-
-
-def _close(a: Tensor, b: Tensor, exact: bool) -> bool:
-    if a.shape != b.shape or not b.is_floating_point() or not b.numel():
-        return torch.equal(a, b)
-    tolerance = 0.0 if exact and b.device.type == "cpu" else ROUNDING * torch.finfo(b.dtype).eps
-    return bool(((a - b).abs().nan_to_num() <= tolerance * b.abs().nan_to_num().max().clamp(min=1)).all())

@@ -89,7 +89,7 @@ def entry(name: str, field: str = "rules") -> RegisteredMethod:
 
 
 def entries() -> list[RegisteredMethod]:
-    """All registered methods, in the order of registration."""
+    """Registered methods, in the order of registration."""
     return list(_entries.values())
 
 

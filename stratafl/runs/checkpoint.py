@@ -94,7 +94,6 @@ DTYPE_NAMES = {
 }
 
 CHUNK = 1 << 24
-
 MAX_PENDING_CHUNKS = 16
 """Maximum number of chunks that wait to be hashed, since they stay in memory."""
 
@@ -144,11 +143,8 @@ FORMAT = 4
 2 had a list of levels per kind of state, where there now is one record per level."""
 
 KEPT_CHECKPOINTS = 2
-
 STATE, TENSORS, SUMS = "state.json", "tensors.safetensors", "SHA256SUMS"
-
 CHANGED = "its checksums are not those of its files"
-
 _NAME = re.compile(r"(\d{6,})(?:-(\d{6,}))?")
 
 

@@ -24,22 +24,15 @@ FORMAT = 1
 them."""
 
 RUNNING, DONE, INTERRUPTED, FAILED = STATUSES = ("running", "done", "interrupted", "failed")
-
 RUN, STATUS, ROUNDS, TREE = "run.json", "status.json", "rounds.jsonl", "tree.json"
-
 SUMMARY, MODEL, LOCK = "summary.json", "model.safetensors", "lock"
-
 CHECKPOINTS = "checkpoints"
-
 FILES = (RUN, STATUS, ROUNDS, TREE, SUMMARY, MODEL, LOCK)
-
 MAX_NAME_LENGTH = 100
-
 LARGEST = 1 << 63
 """Largest valid count."""
 
 MAX_DEPTH = 100
-
 _NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.=+-]{{0,{MAX_NAME_LENGTH - 1}}}")
 
 

@@ -36,7 +36,6 @@ METHODS = {
 """Names of methods in papers; other methods have their own names."""
 
 METHOD, RULES, PERIODS = "method.name", "method.rules", "schedule.periods"
-
 SELF_EXPLANATORY = (METHOD, RULES, "model.name", "data.name", "data.partition")
 """Keys whose values are shown without the key."""
 

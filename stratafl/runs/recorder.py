@@ -85,8 +85,8 @@ class RunRecorder:
         self.ranks = simulation.ranks
         if self.ranks.store is not None and self.ranks.is_first:
             self.ranks.store.set(RUN_KEY, str(folder.path))
-        if self.ranks.lifeline is not None:
-            self.ranks.lifeline.on_loss = self._lost
+        if self.ranks.watchdog is not None:
+            self.ranks.watchdog.on_peer_lost = self._lost
         self._stopped_together = False
 
     @property
@@ -153,11 +153,11 @@ class RunRecorder:
         except Interrupted as interruption:
             self._end(format.INTERRUPTED, "it was stopped")
             problem = Interrupted(interruption.number, f"interrupted; {self.resume_command}")
-            self.ranks.agreed_on = problem if self._stopped_together else None
+            self.ranks.common_error = problem if self._stopped_together else None
             raise problem from None
         except BaseException as problem:
             self._end(format.FAILED, errors.error_message(problem))
-            self.ranks.leave_word(errors.error_message(problem))
+            self.ranks.record_failure(errors.error_message(problem))
             raise
 
     def _report_rejected_rounds(self, say: MessageCallback) -> None:
@@ -173,7 +173,7 @@ class RunRecorder:
 
     def _lost(self) -> str:
         """Record that another rank was lost; returns how to resume."""
-        self._end(format.FAILED, self.ranks.last_word() or PEER_LOST_MESSAGE)
+        self._end(format.FAILED, self.ranks.failure_reason() or PEER_LOST_MESSAGE)
         return f"; {self.resume_command}"
 
     def _end(self, status: str, reason: str) -> None:

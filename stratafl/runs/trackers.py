@@ -36,12 +36,10 @@ BATCH_SIZE = 100
 """Number of parameters that MLflow takes in one call."""
 
 
-def trackers_for(
-    names: Sequence[str], folder: Path, name: str, id: str, done: int = 0, field: str = "--track"
-) -> list[Tracker]:
+def trackers_for(names: Sequence[str], folder: Path, name: str, id: str, done: int = 0) -> list[Tracker]:
     """Create trackers for the run in a folder. done: number of completed rounds."""
     for tracker in names:
-        check_choice(field, tracker, get_args(Name))
+        check_choice("--track", tracker, get_args(Name))
     factories: dict[str, Any] = {
         "tensorboard": lambda: TensorBoard(folder / FOLDER, done),
         "wandb": lambda: WeightsAndBiases(name=name, id=id, dir=str(folder)),
@@ -50,10 +48,10 @@ def trackers_for(
     return [factories[tracker]() for tracker in dict.fromkeys(names)]
 
 
-def check_trackers(names: Sequence[str], field: str = "--track") -> None:
+def check_trackers(names: Sequence[str]) -> None:
     """Reject unknown names and missing packages, before the run."""
     for name in names:
-        _import(check_choice(field, name, get_args(Name)))
+        _import(check_choice("--track", name, get_args(Name)))
 
 
 def _import(name: Name) -> Any:

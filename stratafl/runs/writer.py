@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from safetensors.torch import save
 from torch import Tensor
@@ -17,7 +16,7 @@ from torch import Tensor
 from stratafl.base import files
 from stratafl.base.environment import environment
 from stratafl.base.state_dict import StateDict
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Tree, subtree_counts
 from stratafl.config.data import LabelCounts
 from stratafl.metrics.metrics import DEFAULT_DIRECTIONS, Directions
 from stratafl.metrics.records import RoundResult, diverged, diverged_after
@@ -276,23 +275,18 @@ def _write_status(
 def describe_tree(tree: Tree, counts: LabelCounts) -> dict[str, Any]:
     """Describe a tree as plain data: per level each node's name, parent, weight among its siblings,
     and samples by class."""
-    levels: list[dict[str, Any]] = []
-    labels = counts.labels
-    for level in range(tree.depth, -1, -1):
-        levels.insert(
-            0,
-            {
-                "names": list(tree.names[level]),
-                "parents": tree.parents[level].tolist(),
-                "weights": tree.weights[level].tolist(),
-                "samples": labels.sum(axis=1).tolist(),
-                "labels": labels.tolist(),
-            },
+    levels = [
+        {
+            "names": list(names),
+            "parents": parents.tolist(),
+            "weights": weights.tolist(),
+            "samples": labels.sum(axis=1).tolist(),
+            "labels": labels.tolist(),
+        }
+        for names, parents, weights, labels in zip(
+            tree.names, tree.parents, tree.weights, subtree_counts(tree.parents, counts.labels), strict=True
         )
-        if level > 0:
-            above = np.zeros((tree.sizes[level - 1], labels.shape[1]), dtype=labels.dtype)
-            np.add.at(above, tree.parents[level], labels)
-            labels = above
+    ]
     return {"shape": str(tree), "classes": list(counts.classes), "levels": levels}
 
 

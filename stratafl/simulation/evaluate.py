@@ -43,8 +43,8 @@ class ClientTestData:
 def load_client_test_data(
     test_partition: Any, tree: Tree, test: FederatedData | None, columns: object, seed: int
 ) -> FederatedData | None:
-    """Each client's own test data: by its sample numbers in the test data, or by a data set for
-    each, None for one that has none."""
+    """Load test data of each client's own: from its sample numbers in the test data, or from a data
+    set for each client, None for a client without test data."""
     if test_partition is None:
         field, data = "test", test if test is not None and test.clients is not None else None
     else:
@@ -79,13 +79,12 @@ def _divide_test_data(
 
 
 def is_evaluation_round(round: int, every: int, rounds: int) -> bool:
-    """Whether the root is evaluated after a global round, counted from 1; after the last one it
-    always is."""
+    """Whether the root is evaluated after a global round, counted from 1; it is after the last."""
     return round % every == 0 or round == rounds
 
 
 def evaluate_model(flat: FlatModule, objective: Objective, test: Pair, x_P: Tensor, b_B: Tensor) -> EvaluationSums:
-    """Evaluate a model on test data; its buffers stay as they are."""
+    """Evaluate a model on test data, without changing its buffers."""
     buffers_B = b_B.clone()
     flat.eval()
     inputs, targets = test

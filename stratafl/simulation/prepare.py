@@ -87,7 +87,7 @@ def _run(given: Checked, flat: FlatModule, problem: Problem, method: Method) -> 
     )
     simulation.method, simulation.clock = method_label(method.rules), shard.clock
     simulation.workload = shard.workload
-    simulation.pace = shard.workload.steps_N.mean() / given.schedule.periods[-1]
+    simulation.step_ratio = shard.workload.steps_N.mean() / given.schedule.periods[-1]
     return simulation
 
 

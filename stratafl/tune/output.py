@@ -182,11 +182,8 @@ def _value(value: Any) -> str:
 
 
 GREY, BLUE, BLACK, RED = "#c3c8cf", "#0072b2", "#1b1f24", "#d55e00"
-
 MAX_PANELS_PER_ROW = 3
-
 UNITS = {"seconds": TIME, "bytes": BYTES, "joules": ENERGY}
-
 TITLES = {"seconds": "time", "bytes": "bytes sent", "joules": "energy", "money": "money"}
 
 

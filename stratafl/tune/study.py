@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,7 +62,12 @@ class Search:
             network.name: package.create_study(storage=storage, study_name=network.name, load_if_exists=True)
             for network in task.networks
         }
-        self._distributions = {axis.name: _distribution(axis.labels, axis.is_ordered) for axis in self.space.axes}
+        self._distributions = {
+            axis.name: package.distributions.IntDistribution(0, len(axis.labels) - 1)
+            if axis.is_ordered
+            else package.distributions.CategoricalDistribution(axis.labels)
+            for axis in self.space.axes
+        }
 
     @property
     def count(self) -> int:
@@ -231,8 +235,3 @@ class Search:
             int(params[axis.name]) if axis.is_ordered else axis.labels.index(params[axis.name])
             for axis in self.space.axes
         )
-
-
-def _distribution(labels: Sequence[str], is_ordered: bool) -> Any:
-    kinds = optuna().distributions
-    return kinds.IntDistribution(0, len(labels) - 1) if is_ordered else kinds.CategoricalDistribution(list(labels))

@@ -367,17 +367,17 @@ def _decisive(value: object) -> object:
     return json.loads(json.dumps(essence(value))) if isinstance(value, dict) else value
 
 
-def budgets_of(texts: Sequence[str], option: str = "--budget") -> dict[Cost, float]:
+def budgets_of(texts: Sequence[str]) -> dict[Cost, float]:
     """Read budgets such as "seconds=3600", each cost at most once."""
     budgets: dict[Cost, float] = {}
     for text in texts:
         name, _, value = text.partition("=")
-        cost = check_choice(option, name.strip(), COSTS)
+        cost = check_choice("--budget", name.strip(), COSTS)
         try:
             limit = float(value)
         except ValueError:
-            raise InvalidInput(option, text, "must look like seconds=3600") from None
+            raise InvalidInput("--budget", text, "must look like seconds=3600") from None
         if cost in budgets:
-            raise InvalidInput(option, text, f"{cost} has a budget already")
-        budgets[cost] = check_number(option, limit, above=0)
+            raise InvalidInput("--budget", text, f"{cost} has a budget already")
+        budgets[cost] = check_number("--budget", limit, above=0)
     return budgets

@@ -150,7 +150,6 @@ LIMIT_ROUNDS = (1, 3)
 model, after the third round also if that has buffers."""
 
 BEATEN = "stopped: it cannot be among the best settings any more"
-
 DIVERGED = "stopped: its loss is no number any more"
 
 CostLimits = Mapping[str, float]
@@ -321,7 +320,7 @@ class _EarlyStopping:
         self.stop_reason: str | None = None
         self.limit: int | None = None
         self.diverged: int | None = None
-        launch.simulation.met = self.after_sync
+        launch.simulation.on_sync = self.after_sync
 
     def after_sync(self, meetings: int, of: int) -> None:
         """Check for a stop after every synchronisation of the leaves."""

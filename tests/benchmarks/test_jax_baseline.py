@@ -47,13 +47,13 @@ def in_torch_order(weights: list[tuple[Any, ...]], axis: int = 0) -> list[Tensor
     """Converted weights, or their gradients, as the module has them; `axis` is how many axes stand
     before theirs."""
     orders = {2: (1, 0), 4: (3, 2, 0, 1)}
-    found = []
+    tensors = []
     for layer in weights:
         for value in layer:
             order = orders.get(value.ndim - axis, range(value.ndim - axis))
             moved = np.transpose(np.asarray(value), (*range(axis), *(axis + place for place in order)))
-            found.append(torch.tensor(moved))
-    return found
+            tensors.append(torch.tensor(moved))
+    return tensors
 
 
 def trained(job: TrainingJob) -> list[Tensor]:
@@ -87,11 +87,11 @@ def test_outputs_and_gradients_are_the_modules(name: str) -> None:
     def pulled(weights: Any) -> Any:
         return (network.apply(weights, images_last(job.inputs)) * pull_BK.numpy()).sum()
 
-    found = torch.tensor(np.asarray(network.apply(network.weights, images_last(job.inputs))))
-    torch.testing.assert_close(found, output, atol=1e-5, rtol=1e-5)
+    jax_output = torch.tensor(np.asarray(network.apply(network.weights, images_last(job.inputs))))
+    torch.testing.assert_close(jax_output, output, atol=1e-5, rtol=1e-5)
     gradients = torch.autograd.grad((output * pull_BK).sum(), list(module.parameters()))
-    ours = in_torch_order(jax.grad(pulled)(network.weights))
-    for one, other in zip(ours, gradients, strict=True):
+    jax_gradients = in_torch_order(jax.grad(pulled)(network.weights))
+    for one, other in zip(jax_gradients, gradients, strict=True):
         # the sums are over hundreds of positions, so what counts is the size of the whole
         torch.testing.assert_close(one / other.norm(), other / other.norm(), atol=1e-5, rtol=1e-5)
 
@@ -100,8 +100,8 @@ def test_convolutions_of_every_kind() -> None:
     module = nn.Sequential(nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 2), dilation=2, groups=2, bias=False))
     x = torch.randn(2, 4, 9, 8)
     network = convert(module)
-    found = np.asarray(network.apply(network.weights, images_last(x)))
-    torch.testing.assert_close(torch.tensor(found).permute(0, 3, 1, 2), module(x), atol=1e-5, rtol=1e-5)
+    jax_output = np.asarray(network.apply(network.weights, images_last(x)))
+    torch.testing.assert_close(torch.tensor(jax_output).permute(0, 3, 1, 2), module(x), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "clip"), [("mlp", 10.0), ("mlp", 0.1), ("cnn", 0.5)])
@@ -109,17 +109,17 @@ def test_a_round_is_the_one_computed_by_hand(name: str, clip: float) -> None:
     job = make_job(name, clip=clip)
     clients = JaxClients(job)
     clients.round()
-    for rows, wanted in zip(in_torch_order(clients.weights, axis=1), trained(job), strict=True):
-        torch.testing.assert_close(rows, wanted.expand_as(rows), atol=1e-5, rtol=1e-5)
+    for rows, expected in zip(in_torch_order(clients.weights, axis=1), trained(job), strict=True):
+        torch.testing.assert_close(rows, expected.expand_as(rows), atol=1e-5, rtol=1e-5)
 
 
-def test_sixteen_bits_are_those_of_products_only() -> None:
+def test_bf16_keeps_weights_in_float32() -> None:
     job = make_job("cnn")
     clients = JaxClients(job, "bf16")
     clients.round()
-    found, wanted = in_torch_order(clients.weights, axis=1), trained(job)
-    errors = [((rows[0] - one).norm() / one.norm()).item() for rows, one in zip(found, wanted, strict=True)]
-    assert all(rows.dtype == torch.float32 for rows in found)
+    weights, expected = in_torch_order(clients.weights, axis=1), trained(job)
+    errors = [((rows[0] - one).norm() / one.norm()).item() for rows, one in zip(weights, expected, strict=True)]
+    assert all(rows.dtype == torch.float32 for rows in weights)
     assert 1e-6 < max(errors) < 3e-2
 
 
@@ -177,23 +177,23 @@ def test_an_epoch_draws_every_sample_once(batch: int, steps: int) -> None:
     assert len(set(orders)) == len(orders), "clients and epochs have orders of their own"
 
 
-def test_what_fills_up_a_batch_does_not_count() -> None:
+def test_padding_of_a_batch_does_not_count() -> None:
     # with samples all alike every batch has one gradient, whatever its size
     job = make_job(size=6, batch=4, steps=2)
     job = job._replace(inputs=job.inputs[:1].expand_as(job.inputs), targets=job.targets[:1].expand_as(job.targets))
     clients = JaxClients(job)
     clients.round()
-    for rows, wanted in zip(in_torch_order(clients.weights, axis=1), trained(job), strict=True):
-        torch.testing.assert_close(rows[0], wanted, atol=1e-5, rtol=1e-5)
+    for rows, expected in zip(in_torch_order(clients.weights, axis=1), trained(job), strict=True):
+        torch.testing.assert_close(rows[0], expected, atol=1e-5, rtol=1e-5)
 
 
 def test_flips_and_crops_are_those_of_the_same_draws() -> None:
     images, client_C, position_B = torch.randn(12, 3, 9, 7), torch.arange(4), torch.arange(25)
     index_CB = torch.randint(12, (4, 25))
     draws = torch.stack([uniform(5, Stream.TRANSFORM, client_C[:, None], 2, position_B, draw) for draw in range(4)])
-    wanted = flip_and_crop(images[index_CB], 5, client_C, 2)
-    found = flipped_and_cropped(images_last(images), index_CB.numpy(), draws.numpy())
-    assert torch.equal(torch.tensor(np.asarray(found)).permute(0, 1, 4, 2, 3), wanted)
+    expected = flip_and_crop(images[index_CB], 5, client_C, 2)
+    actual = flipped_and_cropped(images_last(images), index_CB.numpy(), draws.numpy())
+    assert torch.equal(torch.tensor(np.asarray(actual)).permute(0, 1, 4, 2, 3), expected)
 
 
 class Reversed(nn.Sequential):
@@ -241,7 +241,7 @@ def test_other_jobs_are_refused(changed: dict[str, Any]) -> None:
         jax_vmap_baseline(make_job("cnn")._replace(**changed))
 
 
-def test_it_is_known_whether_jax_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_available_tells_whether_jax_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert jax_baseline.available()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert not jax_baseline.available()

@@ -33,22 +33,26 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("model", ["logistic", "mlp"])
-def test_every_way_is_timed(model: str) -> None:
+def test_every_contender_is_timed(model: str) -> None:
     table = compare_engines(model, clients=4, batch=4, steps=4, rounds=1)
     assert [f"{row.engine}:{row.precision}" for row in table.rows] == default_contenders("cpu")
     for row in table.rows:
         assert row.ms > 0 and 0 < row.roofline < 1
         assert row.client_steps == pytest.approx(4e3 / row.ms)
         assert row.peak_bytes is None
-    ours = table.rows[-1]
-    assert ours.how == "stacked" and list(ours.stages_ms) == ["train", "meet"] and min(ours.stages_ms.values()) > 0
+    stacked = table.rows[-1]
+    assert (
+        stacked.how == "stacked"
+        and list(stacked.stages_ms) == ["train", "meet"]
+        and min(stacked.stages_ms.values()) > 0
+    )
     written = json.loads(json.dumps(table.as_dict()))
     assert written["model"] == model and written["failed"] == {}
     assert list(written["ratios"]) == ["stacked:fp32"]
 
 
-def test_it_is_known_what_every_kernel_is_for() -> None:
-    """One that is not would pass for the library's."""
+def test_every_kernel_has_a_category() -> None:
+    """A kernel without a category would be counted as torch's own."""
     sources = [ast.parse(path.read_text()) for path in Path(kernels.__file__).parent.glob("*.py")]
     functions = [node for source in sources for node in ast.walk(source) if isinstance(node, ast.FunctionDef)]
     compiled = [node for node in functions if any("triton.jit" in ast.unparse(by) for by in node.decorator_list)]
@@ -82,14 +86,14 @@ def test_a_compiled_mapping_is_timed() -> None:
     assert table.failed == {} and [row.how for row in table.rows] == ["compiled vmap"]
 
 
-def test_what_is_compiled_is_the_gradients_of_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_vmap_compiles_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[torch.Size, ...]] = []
 
     def compiled(function: Callable[..., dict[str, Tensor]], dynamic: bool) -> Callable[..., dict[str, Tensor]]:
-        def noted(*given: Any) -> dict[str, Tensor]:
-            found = function(*given)
-            seen.append(tuple(each.shape for each in found.values()))
-            return found
+        def noted(*arguments: Any) -> dict[str, Tensor]:
+            gradients = function(*arguments)
+            seen.append(tuple(gradient.shape for gradient in gradients.values()))
+            return gradients
 
         return noted
 
@@ -134,7 +138,7 @@ def test_on_a_gpu_every_precision_has_a_loop_in_a_cuda_graph() -> None:
     assert {"plain loop:tf32", *mapped} <= set(ways) and mapped <= set(EVERY_WAY)
 
 
-def test_what_fails_is_named_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_contender_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(job: object) -> None:
         raise torch.OutOfMemoryError("no room\nfor so many")
 
@@ -154,9 +158,9 @@ def test_recurrent_layers_have_the_precision_asked_for() -> None:
     if rnn is None:
         pytest.skip("one switch for convolutions and recurrent layers")
     before = rnn.fp32_precision
-    for precision, wanted in (("fp32", "ieee"), ("tf32", "tf32")):
+    for precision, expected in (("fp32", "ieee"), ("tf32", "tf32")):
         with float32_matmul_precision(precision, torch.device("cuda")):
-            assert rnn.fp32_precision == torch.backends.cudnn.conv.fp32_precision == wanted
+            assert rnn.fp32_precision == torch.backends.cudnn.conv.fp32_precision == expected
     assert rnn.fp32_precision == before
 
 
@@ -169,33 +173,33 @@ def test_every_way_is_timed_on_a_gpu(model: str) -> None:
     assert [f"{row.engine}:{row.precision}" for row in table.rows] == ways
 
 
-def test_documents_say_what_was_measured() -> None:
+def test_documents_match_the_results() -> None:
     for path, text in publish.documents().items():
         assert path.read_text() == text, f"python -m benchmarks.speed.publish would change {path.name}"
 
 
-def test_readme_compares_with_no_mapping_that_waits_for_the_host() -> None:
+def test_readme_omits_vmap_without_cuda_graph() -> None:
     cnn = publish.BenchmarkResult.read("cnn")
     assert ("vmap", "tf32") in cnn.client_steps and "torch.func.vmap" not in publish.claim(cnn)
-    known = cnn._replace(client_steps=cnn.client_steps | {("graphed vmap", "tf32"): 10_000.0})
-    assert "3.0 times `torch.func.vmap` in a CUDA graph" in " ".join(publish.claim(known).split())
+    with_graph = cnn._replace(client_steps=cnn.client_steps | {("graphed vmap", "tf32"): 10_000.0})
+    assert "3.0 times `torch.func.vmap` in a CUDA graph" in " ".join(publish.claim(with_graph).split())
 
 
 def test_documents_compare_within_a_precision() -> None:
     cnn = publish.BenchmarkResult.read("cnn")
     speed = cnn.client_steps
-    told = " ".join(publish.claim(cnn).split())
-    assert f"{speed['stacked', 'tf32'] / speed['jax', 'tf32']:.1f} times compiled JAX" in told
-    assert f"{speed['stacked', 'bf16'] / speed['jax', 'tf32']:.1f} times" not in told
+    sentence = " ".join(publish.claim(cnn).split())
+    assert f"{speed['stacked', 'tf32'] / speed['jax', 'tf32']:.1f} times compiled JAX" in sentence
+    assert f"{speed['stacked', 'bf16'] / speed['jax', 'tf32']:.1f} times" not in sentence
     rows = [[cell.strip() for cell in line.split("|")[2:-1]] for line in publish.table().splitlines()[2:]]
-    for precision, *baseline_cells, ours in rows:
-        own = float(ours.strip("*").replace(",", ""))
+    for precision, *baseline_cells, own_cell in rows:
+        own = float(own_cell.strip("*").replace(",", ""))
         for cell in filter(None, baseline_cells):
             other, ratio = re.fullmatch(r"([\d,]+) \(([\d.]+)x\)", cell).groups()
             assert own / float(other.replace(",", "")) == pytest.approx(float(ratio), rel=0.06), precision
 
 
-def test_a_user_s_own_module_is_timed_with_what_it_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_with_dropout_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(modules, "SAMPLES", 4)
     job = modules.job_for(*modules.MODULES["cnn with dropout"], torch.device("cpu"), clients=2, batch=2, steps=1)
     for way in ("vmap:fp32", "plain loop:fp32"):

@@ -1,5 +1,4 @@
-"""Small runs that must end alike on any number of ranks; the same in this process and in ranks of
-it."""
+"""Small runs whose results must not depend on the number of ranks."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ NETWORK = {
 
 
 class Normed(nn.Module):
-    """With buffers that move while it trains, and dropout that draws."""
+    """Model with buffers that change in training, and dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +45,7 @@ class Normed(nn.Module):
 
 
 class Masked(nn.Module):
-    """With buffers that are not finite and stay so, beside one that moves."""
+    """Model with a constant buffer that is not finite, and one that changes in training."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,19 +60,19 @@ class Masked(nn.Module):
 
 
 class Telling(nn.Linear):
-    """Returns its scores in a table."""
+    """Model that returns a dict of outputs."""
 
     def forward(self, x: Tensor) -> Any:
         return {"logits": super().forward(x), "inputs": x}
 
 
 def furthest(outputs: Tensor, targets: Tensor) -> Tensor:
-    """A metric whose parts do not add up."""
+    """Metric that is not a mean over samples."""
     return (outputs.argmax(dim=1) - targets).double().std(correction=0) + outputs.double().max()
 
 
 class Noisy(Dataset):
-    """Its items are drawn anew whenever they are read."""
+    """Data set whose items have new noise whenever they are read."""
 
     def __init__(self, inputs: Tensor, targets: Tensor):
         self.inputs, self.targets = inputs, targets
@@ -119,13 +118,13 @@ def make(
     tests: Any = test
     if lazy:
         data, tests = Noisy(inputs, targets), ({"input": test[0]}, test[1])
-    given = {"model": lambda: nn.Linear(FEATURES, CLASSES), "weights": "samples", "rounds": 2, **settings}
-    model, chain = given.pop("model"), given.pop("leaf", leaf(0.1, clip_norm=1.0, momentum=0.5))
+    options = {"model": lambda: nn.Linear(FEATURES, CLASSES), "weights": "samples", "rounds": 2, **settings}
+    model, chain = options.pop("model"), options.pop("leaf", leaf(0.1, clip_norm=1.0, momentum=0.5))
     periods = PERIODS[tree.depth] if chain.epochs is None else PERIODS[tree.depth][:-1]
     return simulate(
         lambda: model().double(), data, parts, tree, rules,
         periods=periods, leaf=chain, batch=4, seed=5,
-        test=tests, evaluate_levels=range(tree.depth + 1), ranks=ranks, lazy=lazy, **given,
+        test=tests, evaluate_levels=range(tree.depth + 1), ranks=ranks, lazy=lazy, **options,
     )  # fmt: skip
 
 
@@ -133,10 +132,10 @@ CASES: dict[str, Callable[[Communicator | None], Simulation]] = {}
 
 
 def add(name: str, *arguments: Any, **settings: Any) -> None:
-    CASES[name] = partial(_made, arguments, settings)
+    CASES[name] = partial(_make_case, arguments, settings)
 
 
-def _made(arguments: tuple, settings: dict, ranks: Communicator | None) -> Simulation:
+def _make_case(arguments: tuple, settings: dict, ranks: Communicator | None) -> Simulation:
     return make(ranks, *arguments, **settings)
 
 
@@ -199,6 +198,6 @@ IN_TWO_GOES = [
     "NaN and a median, one large group",
     "the first, uneven, depth 3",
 ]
-"""Cases that are also stopped after their first round, and within the second, to go on on another
-number of ranks."""
+"""Cases that are also stopped after the first round and within the second, and then resumed on
+another number of ranks."""
 WITHIN = ", within a round"

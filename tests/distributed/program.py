@@ -1,4 +1,4 @@
-"""A user's program on several ranks that keeps its run, and that one rank may interrupt."""
+"""User's program on several ranks that saves its run, and that one rank may interrupt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.distributed.cases import make
 
 
 class Lots:
-    """Everybody takes part; a rank is interrupted when lots are drawn for the so-manieth time."""
+    """Participation of all clients that interrupts rank 1 at the `moment`-th call."""
 
     def __init__(self, ranks: Communicator, moment: int):
         self.ranks, self.moment, self.drawn = ranks, moment, 0

@@ -1,4 +1,4 @@
-"""Who gets which leaves, and the part of a tree that a rank holds."""
+"""Assignment of clients to ranks, and the part of a tree that a rank holds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEETINGS = np.array([0, 1, 10, 100])
 
 
 def crossing(tree: Tree, cuts: np.ndarray) -> int:
-    """Meetings in a round that reach across ranks, the root's aside."""
+    """Synchronisations in a round that reach across ranks, except those of the root."""
     total = 0
     for level in range(1, tree.depth):
         ancestors = tree.ancestors(level)
@@ -35,7 +35,7 @@ def busiest(work: np.ndarray, cuts: np.ndarray) -> float:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("shape", list(SHAPES))
 @pytest.mark.parametrize("seed", [None, 0, 1])
-def test_best_of_all_ways(shape: str, ranks: int, seed: int | None) -> None:
+def test_cuts_are_among_the_best_assignments(shape: str, ranks: int, seed: int | None) -> None:
     tree = Tree.of(SHAPES[shape])
     work = np.ones(tree.leaves) if seed is None else np.random.default_rng(seed).uniform(1, 9, tree.leaves)
     cuts = assign_clients(tree, work, MEETINGS, ranks)
@@ -48,7 +48,7 @@ def test_best_of_all_ways(shape: str, ranks: int, seed: int | None) -> None:
     assert crossing(tree, cuts) <= min(crossing(tree, way) for way in allowed)
 
 
-def test_groups_stay_together_where_that_is_even_enough() -> None:
+def test_groups_stay_whole_if_balance_allows() -> None:
     tree = Tree.of("4x5")
     assert assign_clients(tree, np.ones(20), MEETINGS, 2).tolist() == [0, 10, 20]
     assert assign_clients(tree, np.ones(20), MEETINGS, 4).tolist() == [0, 5, 10, 15, 20]
@@ -56,7 +56,7 @@ def test_groups_stay_together_where_that_is_even_enough() -> None:
     assert assign_clients(large, np.ones(16), MEETINGS, 4).tolist() == [0, 4, 8, 12, 16]
 
 
-def test_work_is_what_a_step_has_to_do() -> None:
+def test_client_cost_depends_on_batch_and_sampling() -> None:
     work = client_cost([100, 10, 60], 50, "epochs")
     assert work[0] > work[2] > work[1]
     assert client_cost([100, 60], 50, "replacement")[0] == client_cost([100, 60], 50, "replacement")[1]
@@ -81,8 +81,8 @@ def test_every_node_is_held_and_answered_for(shape: str) -> None:
             owned = [number for rank in range(ranks) for number in numbers[owned_nodes(tree, cuts, rank, level)]]
             assert owned == list(numbers)
             for rank in range(ranks):
-                mine = np.unique(tree.ancestors(level)[cuts[rank] : cuts[rank + 1]])
-                assert mine.tolist() == numbers[held_nodes(tree, cuts, rank, level)].tolist()
+                held = np.unique(tree.ancestors(level)[cuts[rank] : cuts[rank + 1]])
+                assert held.tolist() == numbers[held_nodes(tree, cuts, rank, level)].tolist()
 
 
 def test_one_rank_has_the_bits_of_the_tree() -> None:

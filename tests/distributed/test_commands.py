@@ -1,5 +1,5 @@
-"""Commands on several ranks, as real processes: exit codes and words, a killed rank, going on on
-another number."""
+"""Commands on several ranks, as real processes: exit codes, output, a killed rank, resuming on
+another number of ranks."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.runs.conftest import records, wait
 
 pytestmark = pytest.mark.slow
 ROUNDS = 30
-# a linear model: where a unit switches, float32's last digits decide, and no two orders of a sum
-# end alike
+# a linear model: with ReLU, the last digits of float32 decide whether a unit is on, and the order
+# of a sum would change the result
 CONFIG = f"""
 [tree]
 shape = [5, 2, 1]
@@ -58,12 +58,12 @@ def slow(self):
 
 Simulation.advance = slow
 """
-"""A plugin that leaves time to kill something before the run is over."""
+"""Plugin that slows a run down, so that there is time to kill a process before it ends."""
 SECONDS = 120
 
 
 class Commands:
-    """Started in one folder, and ended with the test that started them."""
+    """Commands started in one folder, which end with the test that has started them."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -91,9 +91,9 @@ def ended(process: subprocess.Popen) -> tuple[int, str, str]:
 def commands(tmp_path: Path) -> Iterator[Commands]:
     (tmp_path / "study.toml").write_text(CONFIG)
     (tmp_path / "slow.py").write_text(SLOW)
-    made = Commands(tmp_path)
-    yield made
-    for process in made.started:
+    commands = Commands(tmp_path)
+    yield commands
+    for process in commands.started:
         if process.poll() is None:
             process.terminate()
             process.wait(SECONDS)
@@ -116,13 +116,13 @@ def state(run: Path) -> dict:
 
 def assert_alike(run: Path, other: Path, close: float) -> None:
     one, two = state(run), state(other)
-    for mine, theirs in zip(one["federation"]["levels"], two["federation"]["levels"], strict=True):
+    for a, b in zip(one["federation"]["levels"], two["federation"]["levels"], strict=True):
         for name in ("model", "broadcast"):
-            torch.testing.assert_close(mine[name], theirs[name], rtol=close, atol=close)
-    for mine, theirs in zip(one["history"], two["history"], strict=True):
+            torch.testing.assert_close(a[name], b[name], rtol=close, atol=close)
+    for a, b in zip(one["history"], two["history"], strict=True):
         for name in ("round", "steps", "refused", "bytes_per_client"):
-            assert mine[name] == theirs[name]
-        assert mine["metrics"]["loss"] == pytest.approx(theirs["metrics"]["loss"], rel=max(close, 1e-12))
+            assert a[name] == b[name]
+        assert a["metrics"]["loss"] == pytest.approx(b["metrics"]["loss"], rel=max(close, 1e-12))
 
 
 def only_run(folder: Path) -> Path | None:
@@ -136,16 +136,16 @@ def status(run: Path) -> dict:
 def ranks_of(process: subprocess.Popen, run: Path) -> list[int]:
     """The processes of the ranks, the first one's first."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    found = [int(pid) for pid in children if b"study" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    ranks = [int(pid) for pid in children if b"study" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     first = status(run)["pid"]
-    return sorted(found, key=lambda pid: (pid != first, pid))
+    return sorted(ranks, key=lambda pid: (pid != first, pid))
 
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc")
 
 
 @needs_proc
-def test_a_killed_rank_stops_all_and_the_run_goes_on(commands: Commands, undisturbed: Path) -> None:
+def test_run_with_a_killed_rank_can_be_resumed(commands: Commands, undisturbed: Path) -> None:
     process = commands.start("stratafl", "run", "study.toml", "--nproc", 2, "--quiet")
     wait(lambda: records(only_run(commands.folder)) > 2, every=0.01)
     run = only_run(commands.folder)
@@ -174,7 +174,7 @@ def test_a_killed_rank_stops_all_and_the_run_goes_on(commands: Commands, undistu
 
 
 @needs_proc
-def test_asked_to_stop(commands: Commands) -> None:
+def test_sigterm_stops_and_saves_the_run(commands: Commands) -> None:
     process = commands.start("stratafl", "run", "study.toml", "--nproc", 2, "--quiet")
     wait(lambda: records(only_run(commands.folder)) > 1, every=0.01)
     run = only_run(commands.folder)
@@ -187,11 +187,11 @@ def test_asked_to_stop(commands: Commands) -> None:
     assert f"{status(run)['round']:06d}" in [path.name for path in (run / "checkpoints").iterdir()]
 
 
-def test_torchrun_and_one_rank(commands: Commands, undisturbed: Path) -> None:
-    given = ("-m", "stratafl", "run", "study.toml", "--set", "run.plugins=[]", "--json")
+def test_torchrun_gives_the_results_of_one_rank(commands: Commands, undisturbed: Path) -> None:
+    arguments = ("-m", "stratafl", "run", "study.toml", "--set", "run.plugins=[]", "--json")
     for count, close in ((1, 0.0), (2, 1e-5)):
         launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", count)
-        code, said, complained = commands.run(*launcher, *given, "--name", f"on{count}")
+        code, said, complained = commands.run(*launcher, *arguments, "--name", f"on{count}")
         assert code == 0, complained
         summary = json.loads(said)
         assert complained.count(f"round {ROUNDS}/{ROUNDS}") == 1, "only one rank speaks"
@@ -199,7 +199,7 @@ def test_torchrun_and_one_rank(commands: Commands, undisturbed: Path) -> None:
 
 
 @needs_proc
-def test_a_rank_killed_under_torchrun(commands: Commands, undisturbed: Path) -> None:
+def test_run_with_a_killed_rank_under_torchrun(commands: Commands, undisturbed: Path) -> None:
     launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", 2)
     process = commands.start(*launcher, "-m", "stratafl", "run", "study.toml", "--quiet")
     wait(lambda: records(only_run(commands.folder)) > 2, every=0.01)
@@ -234,7 +234,7 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize("when", ["count() > 60", "count() > 60 and RANK == '1'"])
-def test_a_mistake_of_the_users_is_told_with_their_lines(commands: Commands, when: str) -> None:
+def test_error_in_user_code_shows_its_lines(commands: Commands, when: str) -> None:
     start = "import itertools, os\nRANK = os.environ['RANK']\nsteps = itertools.count()\ncount = lambda: next(steps)\n"
     (commands.folder / "net.py").write_text(start + BROKEN.format(when=when))
     text = CONFIG.replace('name = "mlp"\nhidden = []', 'name = "net.py:Net"').replace('plugins = ["slow.py"]', "")
@@ -243,7 +243,7 @@ def test_a_mistake_of_the_users_is_told_with_their_lines(commands: Commands, whe
     assert code == 4, complained
     line = "model 'Net': Net.forward raised ValueError: no more, in round"
     lines = complained.splitlines()
-    (first,) = [number for number, each in enumerate(lines) if each.startswith(f"error: {line}")]
+    (first,) = [number for number, text_line in enumerate(lines) if text_line.startswith(f"error: {line}")]
     assert lines[first + 1].endswith("net.py, line 15, in forward")
     assert lines[first + 2] == '    raise ValueError("no more")'
     run = only_run(commands.folder)
@@ -251,7 +251,7 @@ def test_a_mistake_of_the_users_is_told_with_their_lines(commands: Commands, whe
     assert status(run)["status"] == "failed" and status(run)["reason"].startswith(line)
 
 
-def test_what_is_wrong_is_said_once(commands: Commands) -> None:
+def test_invalid_input_is_reported_once(commands: Commands) -> None:
     code, said, complained = commands.run("stratafl", "run", "study.toml", "--nproc", 3, "--set", "leaf.lr=-1")
     assert (code, said) == (2, "")
     assert complained.startswith("error: ") and complained.count("\n") == 1 and "lr" in complained

@@ -1,4 +1,4 @@
-"""A run on two and four ranks, real processes, ends like the same run on one."""
+"""Runs on two and four ranks, as real processes, give the results of one rank."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("ranks")
+    folder = tmp_path_factory.mktemp("ranks")
     for count in (2, 4):
-        on_ranks(count, "-m", "tests.distributed.worker", made)
-    return made
+        on_ranks(count, "-m", "tests.distributed.worker", folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
-def found(folder: Path) -> dict[int, dict[str, Any]]:
+def results(folder: Path) -> dict[int, dict[str, Any]]:
     return {count: torch.load(folder / f"found{count}.pt", weights_only=False) for count in (2, 4)}
 
 
@@ -43,8 +43,7 @@ def run_alone(alone: dict[str, Any], name: str) -> Any:
 
 
 def differences(one: Any, other: Any, where: str = "", close: float = CLOSE) -> Iterator[str]:
-    """Where two states differ: numbers of the machine may in their last digits, everything else
-    must not."""
+    """Differences between two states; floating-point numbers may differ in their last digits."""
     if isinstance(one, torch.Tensor):
         one, other = one.numpy(), other.numpy()
     if isinstance(one, np.ndarray):
@@ -55,13 +54,12 @@ def differences(one: Any, other: Any, where: str = "", close: float = CLOSE) -> 
         if list(one) != list(other):
             yield f"{where}: {list(one)} != {list(other)}"
         else:
-            # rounds take their time, and a rank's engine chooses how many of its own clients it
-            # takes at once
+            # the time of a round and the chunk of clients that a rank's engine chooses may differ
             yield from (
-                each
+                difference
                 for key in one
                 if key not in ("seconds", "chunk")
-                for each in differences(one[key], other[key], f"{where}.{key}", close)
+                for difference in differences(one[key], other[key], f"{where}.{key}", close)
             )
     elif isinstance(one, list | tuple):
         if len(one) != len(other):
@@ -78,40 +76,42 @@ def differences(one: Any, other: Any, where: str = "", close: float = CLOSE) -> 
 
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("name", list(CASES))
-def test_any_number_of_ranks(found: dict[int, dict[str, Any]], alone: dict[str, Any], name: str, count: int) -> None:
-    assert not list(differences(run_alone(alone, name), found[count][name]))
+def test_states_equal_those_of_one_rank(
+    results: dict[int, dict[str, Any]], alone: dict[str, Any], name: str, count: int
+) -> None:
+    assert not list(differences(run_alone(alone, name), results[count][name]))
 
 
-def test_refusals_are_there_to_compare(found: dict[int, dict[str, Any]]) -> None:
-    refused = [each["refused"] for each in found[4]["NaN in a client, uneven, depth 3"]["state"]["history"]]
+def test_cases_include_rejected_clients(results: dict[int, dict[str, Any]]) -> None:
+    refused = [record["refused"] for record in results[4]["NaN in a client, uneven, depth 3"]["state"]["history"]]
     assert refused == [("1/0/1",) * 4] * 2
 
 
-def test_huge_clients_are_there_to_compare(found: dict[int, dict[str, Any]]) -> None:
-    """Of the large group all but its first client lie on other ranks."""
-    history = found[4]["a huge client, one large group"]["state"]["history"]
-    assert [each["refused"] for each in history] == [("0/1", "0/4") * 2] * 2
-    assert [each["too_large"] for each in history] == [("0/1",) * 2] * 2
+def test_cases_include_updates_that_are_too_large(results: dict[int, dict[str, Any]]) -> None:
+    """All clients of the large group but the first are on other ranks."""
+    history = results[4]["a huge client, one large group"]["state"]["history"]
+    assert [record["refused"] for record in history] == [("0/1", "0/4") * 2] * 2
+    assert [record["too_large"] for record in history] == [("0/1",) * 2] * 2
 
 
 @pytest.mark.parametrize("within", ["", WITHIN])
 @pytest.mark.parametrize("name", IN_TWO_GOES)
-def test_four_ranks_go_on_where_two_stopped(
-    found: dict[int, dict[str, Any]], alone: dict[str, Any], name: str, within: str
+def test_four_ranks_resume_a_state_of_two(
+    results: dict[int, dict[str, Any]], alone: dict[str, Any], name: str, within: str
 ) -> None:
-    assert not list(differences(run_alone(alone, name), found[4][f"{name}{within}, after halves2"]))
+    assert not list(differences(run_alone(alone, name), results[4][f"{name}{within}, after halves2"]))
 
 
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("name", IN_TWO_GOES)
-def test_a_round_in_two_goes_has_the_same_bits(found: dict[int, dict[str, Any]], name: str, count: int) -> None:
-    assert not list(differences(found[count][name], found[count][f"{name}, in two goes"], close=0.0))
+def test_resuming_within_a_round_keeps_the_bits(results: dict[int, dict[str, Any]], name: str, count: int) -> None:
+    assert not list(differences(results[count][name], results[count][f"{name}, in two goes"], close=0.0))
 
 
 @pytest.mark.parametrize("within", ["", WITHIN])
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("name", IN_TWO_GOES)
-def test_one_goes_on_where_several_stopped(
+def test_one_rank_resumes_a_state_of_several(
     folder: Path, alone: dict[str, Any], name: str, count: int, within: str
 ) -> None:
     simulation = CASES[name](None)

@@ -1,4 +1,4 @@
-"""One rank of the parity tests: every case, the whole state of each in a file of the first rank."""
+"""Rank of the parity tests: runs all cases, whose states the first rank writes to a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.distributed.cases import CASES, IN_TWO_GOES, WITHIN
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     ranks = Communicator.join()
-    found: dict[str, Any] = {name: finished(make(ranks)) for name, make in CASES.items()}
+    results: dict[str, Any] = {name: finished(make(ranks)) for name, make in CASES.items()}
     halves = {}
     for name in IN_TWO_GOES:
         simulation = CASES[name](ranks)
@@ -27,17 +27,17 @@ def main(folder: Path) -> None:
         halves[name + WITHIN] = simulation.state()
         again = CASES[name](ranks)
         again.restore(halves[name + WITHIN])
-        found[f"{name}, in two goes"] = finished(again)
-    # what fewer ranks left after their first round, or within the second, and this many go on with
+        results[f"{name}, in two goes"] = finished(again)
+    # states of fewer ranks, after the first round or within the second, are resumed on these
     for path in sorted(folder.glob("halves*.pt")):
         for name, state in torch.load(path, weights_only=False).items():
             simulation = CASES[name.removesuffix(WITHIN)](ranks)
             simulation.restore(state if ranks.is_first else {})
-            found[f"{name}, after {path.stem}"] = finished(simulation)
-    ranks.all("nobody writes what another still reads")
+            results[f"{name}, after {path.stem}"] = finished(simulation)
+    ranks.all("all have read the files")
     if ranks.is_first:
         torch.save(halves, folder / f"halves{ranks.count}.pt")
-        torch.save(found, folder / f"found{ranks.count}.pt")
+        torch.save(results, folder / f"found{ranks.count}.pt")
     ranks.leave()
 
 

@@ -97,7 +97,7 @@ def test_a_round_enters_the_files_in_the_order_given() -> None:
         start += places[-1] + 1
 
 
-def test_the_simulation_calls_the_federation_once_per_synchronisation() -> None:
+def test_a_synchronisation_enters_the_federation_once() -> None:
     calls = traced_round()
     training = calls[: [call.function for call in calls].index("_rank_records")]
     entered = [

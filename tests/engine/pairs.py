@@ -27,9 +27,9 @@ def federation(rules="mtgc", depth: int = 2, model=perceptron, shape: tuple[int,
         inputs = torch.randn(leaves * 12, *shape, generator=random, dtype=torch.float64)
     targets = torch.randint(3, (len(inputs),), generator=random)
     parts = [np.arange(leaf * 12, leaf * 12 + 3 + 4 * leaf % 9) for leaf in range(leaves)]
-    given = {"batch": 4, "seed": 4, "rounds": 2, "periods": PERIODS[depth], "weights": "samples", **more}
-    targets = given.pop("targets", targets)
-    return simulate(model, (inputs, targets), parts, SHAPES[depth], rules, **given)
+    settings = {"batch": 4, "seed": 4, "rounds": 2, "periods": PERIODS[depth], "weights": "samples", **more}
+    targets = settings.pop("targets", targets)
+    return simulate(model, (inputs, targets), parts, SHAPES[depth], rules, **settings)
 
 
 def stacked(sim: Simulation, **options) -> Simulation:

@@ -27,4 +27,4 @@ def select(
         client_update=leaf(0.1), batch_size=None, sampling="epochs", seed=0,
     )  # fmt: skip
     task = GradientTask(flat, loss, inputs, targets, **options)
-    return select_gradient_method(task, profile=profile_module(training))
+    return select_gradient_method(task, ("stacked", "vmap"), profile_module(training))

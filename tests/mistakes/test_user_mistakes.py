@@ -266,10 +266,10 @@ def test_what_one_rank_complains_of_is_a_complaint_of_all() -> None:
     assert not isinstance(other.value, UserCodeError)
 
 
-def test_a_rank_leaves_its_last_word() -> None:
+def test_rank_records_why_it_failed() -> None:
     store = torch.distributed.HashStore()
     first, second = Communicator(0, 2, store=store), Communicator(1, 2, store=store)
-    assert first.last_word() == ""
-    second.leave_word("model 'Net': Net.forward raised ValueError: no")
-    assert first.last_word() == "model 'Net': Net.forward raised ValueError: no"
-    assert Communicator().last_word() == ""
+    assert first.failure_reason() == ""
+    second.record_failure("model 'Net': Net.forward raised ValueError: no")
+    assert first.failure_reason() == "model 'Net': Net.forward raised ValueError: no"
+    assert Communicator().failure_reason() == ""

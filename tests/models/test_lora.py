@@ -1,5 +1,4 @@
-"""Adapters beside a base that stays as it is: they alone are trained, sent and stored for every
-client."""
+"""Low-rank adapters: only they are trained, sent and stored for every client."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from stratafl.runs.launch import Launch
 
 ENGINES = ["loop", "vmap", "stacked"]
 WIDTH = 37
-"""Of the base's layers: a number that nothing else has."""
+"""Width of the base's layers, which no other tensor has."""
 
 
 class Net(nn.Module):
@@ -57,13 +56,13 @@ def run(engine: str = "loop", make=lambda: adapters(Net(), ["q_proj", "v_proj"],
 # -- the module ------------------------------------------------------------------------------------
 
 
-def test_a_new_adapter_changes_nothing_and_only_it_is_trained() -> None:
+def test_new_adapters_keep_outputs_and_are_trained() -> None:
     torch.manual_seed(0)
     net = Net()
     before = net(data()[0])
-    made = adapters(net, ["q_proj"], rank=2)
-    assert made is net and torch.equal(made(data()[0]), before)
-    trained = [name for name, each in made.named_parameters() if each.requires_grad]
+    adapted = adapters(net, ["q_proj"], rank=2)
+    assert adapted is net and torch.equal(adapted(data()[0]), before)
+    trained = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
     assert trained == [f"blocks.{block}.q_proj.lora_{part}.weight" for block in (0, 1) for part in "AB"]
 
 
@@ -74,14 +73,14 @@ def test_targets_are_last_parts_names_or_patterns(targets: list[str], count: int
     assert sum(isinstance(part, LowRank) for part in adapters(Net(), targets).modules()) == count
 
 
-def test_a_part_may_be_trained_whole() -> None:
-    made = adapters(Net(), ["q_proj"], train=["head", "embed.bias"])
-    trained = {name for name, each in made.named_parameters() if each.requires_grad and "lora" not in name}
+def test_named_parts_are_trained_themselves() -> None:
+    adapted = adapters(Net(), ["q_proj"], train=["head", "embed.bias"])
+    trained = {name for name, parameter in adapted.named_parameters() if parameter.requires_grad and "lora" not in name}
     assert trained == {"head.weight", "head.bias", "embed.bias"}
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         ({"targets": ["q_prj"]}, r"lora\.targets = 'q_prj'.*did you mean 'q_proj'"),
         ({"targets": []}, "at least one linear layer; this model has embed, head, q_proj, v_proj"),
@@ -92,67 +91,69 @@ def test_a_part_may_be_trained_whole() -> None:
         ({"targets": ["q_proj"], "train": ["haed"]}, r"lora\.train.*did you mean 'head'"),
     ],
 )
-def test_what_does_not_fit_is_one_line(wrong: dict[str, Any], told: str) -> None:
-    with pytest.raises(InvalidInput, match=told) as problem:
+def test_invalid_adapters_raise_one_line(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message) as problem:
         adapters(Net(), **wrong)
     assert "\n" not in str(problem.value)
 
 
-def test_a_layer_used_in_two_places_stays_one() -> None:
+def test_shared_layer_gets_one_adapter() -> None:
     net = Net()
     net.blocks[1]["q_proj"] = net.blocks[0]["q_proj"]
-    made = adapters(net, ["q_proj"])
-    assert made.blocks[0]["q_proj"] is made.blocks[1]["q_proj"]
-    plain = merged(made)
+    adapted = adapters(net, ["q_proj"])
+    assert adapted.blocks[0]["q_proj"] is adapted.blocks[1]["q_proj"]
+    plain = merged(adapted)
     assert type(plain.blocks[0]["q_proj"]) is nn.Linear and plain.blocks[0]["q_proj"] is plain.blocks[1]["q_proj"]
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
-def test_the_library_s_encoder_uses_them_in_evaluation_too() -> None:
-    """It would read its layers' weights itself, past the adapters."""
+def test_transformer_encoder_uses_adapters_in_evaluation() -> None:
+    """PyTorch's fast path would read the weights of the layers and ignore the adapters."""
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
-    made = adapters(encoder, ["linear1", "linear2"], rank=2).eval()
+    adapted = adapters(encoder, ["linear1", "linear2"], rank=2).eval()
     x = torch.randn(2, 5, 8)
     with torch.no_grad():
-        before = made(x)
-        for name, each in made.named_parameters():
+        before = adapted(x)
+        for name, parameter in adapted.named_parameters():
             if "lora_B" in name:
-                each.normal_()
-        assert not torch.allclose(made(x), before)
-        assert torch.allclose(merged(made)(x), made(x), atol=1e-5)
+                parameter.normal_()
+        assert not torch.allclose(adapted(x), before)
+        assert torch.allclose(merged(adapted)(x), adapted(x), atol=1e-5)
 
 
 # -- peft ------------------------------------------------------------------------------------------
 
 
-def same_as_peft(ours: nn.Module, theirs: nn.Module, inputs: Tensor, targets: list[str]) -> None:
+def same_as_peft(own: nn.Module, reference: nn.Module, inputs: Tensor, targets: list[str]) -> None:
     """Outputs and gradients, with the same adapters."""
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=4, lora_alpha=16, target_modules=targets, lora_dropout=0.0)
-    theirs = peft.get_peft_model(theirs, config)
-    ours = adapters(ours, targets, rank=4, alpha=16)
-    mine = {name: each for name, each in ours.named_parameters() if each.requires_grad}
-    yours = {name: each for name, each in theirs.named_parameters() if each.requires_grad}
-    assert [f"base_model.model.{name}".replace(".weight", ".default.weight") for name in mine] == list(yours)
+    reference = peft.get_peft_model(reference, config)
+    own = adapters(own, targets, rank=4, alpha=16)
+    own_parameters = {name: output for name, output in own.named_parameters() if output.requires_grad}
+    reference_parameters = {name: output for name, output in reference.named_parameters() if output.requires_grad}
+    assert [f"base_model.model.{name}".replace(".weight", ".default.weight") for name in own_parameters] == list(
+        reference_parameters
+    )
     with torch.no_grad():
-        for one, other in zip(mine.values(), yours.values(), strict=True):
+        for one, other in zip(own_parameters.values(), reference_parameters.values(), strict=True):
             other.copy_(one.normal_(std=0.1))
-    outputs = [getattr(made, "logits", made) for made in (ours(inputs), theirs(inputs))]
+    outputs = [getattr(outcome, "logits", outcome) for outcome in (own(inputs), reference(inputs))]
     assert torch.allclose(*outputs, rtol=1e-5, atol=1e-6)
-    for each in outputs:
-        each.square().mean().backward()
-    for one, other in zip(mine.values(), yours.values(), strict=True):
+    for output in outputs:
+        output.square().mean().backward()
+    for one, other in zip(own_parameters.values(), reference_parameters.values(), strict=True):
         assert torch.allclose(one.grad, other.grad, rtol=1e-4, atol=1e-7)
-    plain = merged(ours)(inputs)
+    plain = merged(own)(inputs)
     assert torch.allclose(getattr(plain, "logits", plain), outputs[0], rtol=1e-4, atol=1e-5)
 
 
 def made_twice(make) -> list[nn.Module]:
-    made = []
+    copies = []
     for _ in range(2):
         torch.manual_seed(0)
-        made.append(make().eval())
-    return made
+        copies.append(make().eval())
+    return copies
 
 
 def test_agrees_with_peft() -> None:
@@ -171,7 +172,7 @@ def test_agrees_with_peft_on_a_language_model() -> None:
 # -- a run -----------------------------------------------------------------------------------------
 
 
-def test_engines_agree_and_the_base_stays() -> None:
+def test_engines_agree_and_base_weights_stay() -> None:
     results = [run(engine) for engine in ENGINES]
     assert [simulation.engine.how for simulation in results] == ENGINES
     rows = [simulation.run().models[0] for simulation in results]
@@ -187,19 +188,20 @@ def test_engines_agree_and_the_base_stays() -> None:
 
 
 def squares() -> set[int]:
-    """Where in memory there are matrices of the base's size, those of all clients at once among
-    them."""
+    """Memory addresses of matrices of the base's size, with or without a client axis."""
     gc.collect()
-    tensors = [each for each in gc.get_objects() if issubclass(type(each), Tensor) and each.device.type != "meta"]
-    square = [each for each in tensors if each.shape[-2:] == (WIDTH, WIDTH)]
+    tensors = [
+        tensor for tensor in gc.get_objects() if issubclass(type(tensor), Tensor) and tensor.device.type != "meta"
+    ]
+    square = [tensor for tensor in tensors if tensor.shape[-2:] == (WIDTH, WIDTH)]
     wraps = torch._C._functorch.is_functorch_wrapped_tensor
     # recordings hold tensors without memory
-    real = [each for each in square if not wraps(each) and not isinstance(each, FakeTensor)]
-    return {each.untyped_storage().data_ptr() for each in real}
+    real = [tensor for tensor in square if not wraps(tensor) and not isinstance(tensor, FakeTensor)]
+    return {tensor.untyped_storage().data_ptr() for tensor in real}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_base_is_held_once(engine: str) -> None:
+def test_base_weights_are_in_memory_once(engine: str) -> None:
     simulation, seen = None, []
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -214,29 +216,29 @@ def test_the_base_is_held_once(engine: str) -> None:
     assert seen == [4] and len(squares() - before) == 4
 
 
-def test_a_run_folder_has_the_whole_model_and_checkpoints_adapters_alone(tmp_path: Path) -> None:
+def test_checkpoints_hold_adapters_only(tmp_path: Path) -> None:
     result = run(save=tmp_path / "run").run()
-    whole = load_file(tmp_path / "run" / "model.safetensors")
+    stored = load_file(tmp_path / "run" / "model.safetensors")
     fresh = adapters(Net(), ["q_proj", "v_proj"], rank=2)
-    fresh.load_state_dict(whole)
+    fresh.load_state_dict(stored)
     assert torch.equal(fresh(data()[0]), result.module(data()[0]))
     kept = [load_file(path) for path in (tmp_path / "run" / "checkpoints").rglob("*.safetensors")]
-    widths = {each.shape[-1] for tensors in kept for each in tensors.values() if each.dim() == 2}
+    widths = {tensor.shape[-1] for tensors in kept for tensor in tensors.values() if tensor.dim() == 2}
     assert kept and widths <= {4 * 2 * 2 * WIDTH, 0, 1}
 
 
-def test_a_run_does_not_go_on_with_another_base(tmp_path: Path) -> None:
-    def made(seed: int) -> nn.Module:
+def test_run_is_not_resumed_with_another_base(tmp_path: Path) -> None:
+    def adapted(seed: int) -> nn.Module:
         torch.manual_seed(seed)
         return adapters(Net(), ["q_proj"], rank=2)
 
-    run(make=made(0), save=tmp_path / "run").run()
-    run(make=made(0), save=tmp_path / "run").run()
+    run(make=adapted(0), save=tmp_path / "run").run()
+    run(make=adapted(0), save=tmp_path / "run").run()
     with pytest.raises(InvalidInput, match="frozen"):
-        run(make=made(1), save=tmp_path / "run")
+        run(make=adapted(1), save=tmp_path / "run")
 
 
-def test_a_start_may_be_of_adapters_alone_or_of_everything() -> None:
+def test_initial_model_may_be_adapters_only() -> None:
     trained = run().run().module.state_dict()
     alone = {name: value for name, value in trained.items() if "lora" in name}
     first, second = (run(initial=values, rounds=1).run() for values in (trained, alone))
@@ -269,12 +271,12 @@ def config(folder: Path, **model: Any) -> Config:
 def base(folder: Path) -> dict[str, Tensor]:
     random = torch.Generator().manual_seed(5)
     values = {"1.weight": (WIDTH, 64), "1.bias": (WIDTH,), "3.weight": (10, WIDTH), "3.bias": (10,)}
-    made = {name: 0.1 * torch.randn(shape, generator=random) for name, shape in values.items()}
-    save_file(made, folder / "base.safetensors")
-    return made
+    weights = {name: 0.1 * torch.randn(shape, generator=random) for name, shape in values.items()}
+    save_file(weights, folder / "base.safetensors")
+    return weights
 
 
-def test_a_config_has_a_base_from_a_file_and_adapters_of_its_seed(tmp_path: Path) -> None:
+def test_config_loads_base_and_seeds_adapters(tmp_path: Path) -> None:
     weights = base(tmp_path)
     lora = {"rank": 2, "alpha": 4, "targets": ["1"], "train": ["3"]}
     settings = config(tmp_path, base=str(tmp_path / "base.safetensors"), lora=lora)
@@ -287,7 +289,7 @@ def test_a_config_has_a_base_from_a_file_and_adapters_of_its_seed(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         ({"lora": 8}, r"model\.lora.*must be a table"),
         ({"lora": {"targts": ["1"]}}, r"model\.lora key.*did you mean 'targets'"),
@@ -296,29 +298,29 @@ def test_a_config_has_a_base_from_a_file_and_adapters_of_its_seed(tmp_path: Path
         ({"base": "nowhere.safetensors"}, r"model\.base.*no such file"),
     ],
 )
-def test_a_config_s_mistakes_are_one_line(tmp_path: Path, wrong: dict[str, Any], told: str) -> None:
-    with pytest.raises(InvalidInput, match=told):
+def test_invalid_config_raises_one_line(tmp_path: Path, wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
         experiment(config(tmp_path, **wrong))
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda values: values.pop("1.bias"), "lacks '1.bias'"),
         (lambda values: values.update(other=torch.zeros(1)), r"model\.base key.*'other'"),
         (lambda values: values.update({"1.bias": torch.zeros(3)}), r"model\.base\.1\.bias.*must have the shape"),
     ],
 )
-def test_a_base_must_fit(tmp_path: Path, change: Any, told: str) -> None:
+def test_base_file_must_match_the_model(tmp_path: Path, change: Any, message: str) -> None:
     values = base(tmp_path)
     change(values)
     save_file(values, tmp_path / "base.safetensors")
-    made = network(dict(config(tmp_path, base=str(tmp_path / "base.safetensors")).model), (1, 8, 8), 10)
-    with pytest.raises(InvalidInput, match=told):
-        made()
+    build_model = network(dict(config(tmp_path, base=str(tmp_path / "base.safetensors")).model), (1, 8, 8), 10)
+    with pytest.raises(InvalidInput, match=message):
+        build_model()
 
 
-def test_a_changed_base_is_noticed_where_a_run_goes_on(tmp_path: Path) -> None:
+def test_run_records_the_file_of_its_base(tmp_path: Path) -> None:
     base(tmp_path)
     settings = config(tmp_path, base=str(tmp_path / "base.safetensors"), lora={"rank": 2, "targets": ["1"]})
     launch = Launch.new(settings, "run", tmp_path / "runs")
@@ -327,7 +329,7 @@ def test_a_changed_base_is_noticed_where_a_run_goes_on(tmp_path: Path) -> None:
     assert str(tmp_path / "base.safetensors") in noted
 
 
-def test_a_site_with_another_base_is_refused(tmp_path: Path) -> None:
+def test_site_with_another_base_is_rejected(tmp_path: Path) -> None:
     lora = {"rank": 2, "targets": ["1"]}
     one, same, other = (
         initial_model(Config.of({**config(tmp_path, lora=lora).as_dict(), "run": {"seed": seed}}), (1, 8, 8), 10).flat

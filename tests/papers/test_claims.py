@@ -23,19 +23,19 @@ from papers.mtgc.published import table1
 from tests.papers.histories import reaching, results
 
 
-def judge(claim: str, found: Results) -> Verdict:
-    return next(each for each in CLAIMS if each.id == claim).judge(found, MTGC.label)
+def judge(claim_id: str, measured: Results) -> Verdict:
+    return next(claim for claim in CLAIMS if claim.id == claim_id).judge(measured, MTGC.label)
 
 
 def levels(values: dict[str, float], rounds: int = 100):
-    """Each line at one accuracy throughout, 0.5 unless given."""
+    """Histories with a constant accuracy per line, 0.5 by default."""
     return lambda case: [values.get(case.line, 0.5)] * rounds
 
 
 def as_printed(case: Case) -> list[float]:
-    theirs = table1(case.panel, case.line)
-    assert theirs is not None
-    return reaching(theirs.mean if not theirs.beyond else 501, 500, 0.8)
+    published = table1(case.panel, case.line)
+    assert published is not None
+    return reaching(published.mean if not published.beyond else 501, 500, 0.8)
 
 
 def test_every_claim_belongs_to_a_recipe_and_every_recipe_has_one() -> None:
@@ -67,10 +67,9 @@ def test_one_method_alone_is_compared_with_itself_only(method: str, judged: set[
 
 
 def test_accuracy_for_the_same_bytes_does_not_wait_for_a_round_to_end() -> None:
-    found = results("fig7a", lambda case: [0.1, 0.2, 0.4])
-    (measured, *_) = found.measured.values()
-    assert measured.at_cost(200.0) == pytest.approx(0.2) and measured.at_cost(250.0) == pytest.approx(0.3)
-    assert measured.at_cost(99.0) is None
+    (line, *_) = results("fig7a", lambda case: [0.1, 0.2, 0.4]).measured.values()
+    assert line.at_cost(200.0) == pytest.approx(0.2) and line.at_cost(250.0) == pytest.approx(0.3)
+    assert line.at_cost(99.0) is None
 
 
 def test_nothing_measured_is_not_judged() -> None:
@@ -79,12 +78,12 @@ def test_nothing_measured_is_not_judged() -> None:
 
 
 def test_the_paper_s_own_table_bears_out_its_claims() -> None:
-    found = results("table1", as_printed)
+    measured = results("table1", as_printed)
     for claim in ("table1_fewest", "table1_falls", "table1_speedup", "table1_hfedavg", "table1_stable"):
-        assert judge(claim, found).status == HELD, claim
-    assert judge("table1_fewest", found).sentence.startswith("15 of 15")
+        assert judge(claim, measured).status == HELD, claim
+    assert judge("table1_fewest", measured).sentence.startswith("15 of 15")
     # both levels at (30, 20): more than 25.5 times, which may or may not be more than 26.5
-    gain = judge("table1_gain", found)
+    gain = judge("table1_gain", measured)
     assert gain.status == HELD_AS_MEASURED
     assert "cannot be told: E30H20" in gain.sentence
 
@@ -101,9 +100,9 @@ def test_a_table_against_the_claim() -> None:
 def test_two_that_never_arrive_cannot_be_compared() -> None:
     never = results("table1", lambda case: [0.1] * 500)
     assert judge("table1_fewest", never).status == OPEN
-    found = results("table1", lambda case: as_printed(case) if case.line in ("mtgc", "hfedavg") else None)
-    assert judge("table1_fewest", found).status == OPEN
-    assert judge("table1_speedup", found).status == HELD
+    measured = results("table1", lambda case: as_printed(case) if case.line in ("mtgc", "hfedavg") else None)
+    assert judge("table1_fewest", measured).status == OPEN
+    assert judge("table1_speedup", measured).status == HELD
 
 
 @pytest.mark.parametrize(
@@ -147,8 +146,8 @@ def test_the_best_is_the_best_of_the_last_rounds_on_every_data_set() -> None:
 
 def test_unfinished_runs_are_compared_at_the_same_round_and_said_to_be() -> None:
     rising = [number / 100 for number in range(1, 101)]
-    found = results("cinic10", lambda case: rising[:20] if case.line == "mtgc" else [r / 2 for r in rising])
-    verdict = judge("cinic10_best", found)
+    measured = results("cinic10", lambda case: rising[:20] if case.line == "mtgc" else [r / 2 for r in rising])
+    verdict = judge("cinic10_best", measured)
     assert verdict.status == HELD_AS_MEASURED
     assert "unfinished: CINIC-10 at round 20 of 100" in verdict.sentence
     behind = results("cinic10", lambda case: [r / 2 for r in rising[:20]] if case.line == "mtgc" else rising)
@@ -171,9 +170,9 @@ def test_a_panel_that_is_unfinished_says_so_in_the_figure(
 
 def test_the_lowest_and_the_most_restless() -> None:
     shaky = [0.1, 0.4] * 50
-    found = results("fig3", lambda case: shaky if case.line == "feddyn_released" else [0.6] * 100)
-    assert judge("fig3_feddyn", found).status == HELD
-    assert judge("fig3_unstable", found).status == HELD
+    measured = results("fig3", lambda case: shaky if case.line == "feddyn_released" else [0.6] * 100)
+    assert judge("fig3_feddyn", measured).status == HELD
+    assert judge("fig3_unstable", measured).status == HELD
     calm = results("label_shift", lambda case: shaky if case.line == "mtgc" else [0.6] * 100)
     assert judge("label_calm", calm).status == NOT_HELD
     assert judge("label_best", calm).status == NOT_HELD
@@ -196,7 +195,7 @@ def test_mtgc_is_compared_with_both_values_of_a_strength() -> None:
         assert judge("fig3_best", results("fig3", levels({"mtgc": 0.8, rival: 0.9}))).status == NOT_HELD
 
 
-def test_a_higher_line_is_enough_to_say_no_and_a_missing_one_to_leave_it_open() -> None:
+def test_higher_line_refutes_and_missing_one_leaves_open() -> None:
     def history(case: Case) -> list[float] | None:
         if case.line.endswith("_released"):
             return None
@@ -208,16 +207,16 @@ def test_a_higher_line_is_enough_to_say_no_and_a_missing_one_to_leave_it_open() 
     assert "cannot be told: EMNIST-L both, Fashion-MNIST both, CIFAR-10 both" in verdict.sentence
 
 
-def test_lines_that_are_missing_are_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_lines_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(rcParams, "svg.fonttype", "none")
-    found = results("fig3", lambda case: None if case.line == "feddyn_released" else [0.5] * 50)
-    page = markdown(MTGC, describe(MTGC, found, 1), [])
+    measured = results("fig3", lambda case: None if case.line == "feddyn_released" else [0.5] * 50)
+    page = markdown(MTGC, describe(MTGC, measured, 1), [])
     missing = [row for row in page.splitlines() if OPEN in row and row.startswith("| ")]
     assert len(missing) == 4 and all("| FedDyn (released: alpha = 0.01) | 0/1 |" in row for row in missing)
-    assert "released: alpha" not in draw(found, tmp_path / "figure")[1].read_text()
+    assert "released: alpha" not in draw(measured, tmp_path / "figure")[1].read_text()
 
 
-def test_values_of_one_method_are_told_apart_in_the_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_of_one_method_differ_in_style(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawing, "save", lambda figure, path: drawn.append(figure))
     drawn: list[Figure] = []
     draw(results("fig3", levels({})), tmp_path / "fig3")
@@ -246,9 +245,9 @@ def test_figure_4() -> None:
         "group": {"hfedavg": 0.6, "local_correction": 0.62, "group_correction": 0.7, "mtgc": 0.75},
         "both": {"hfedavg": 0.4, "local_correction": 0.5, "group_correction": 0.6, "mtgc": 0.7},
     }
-    found = results("fig4", lambda case: [scores[case.panel[1]][case.line]] * 100)
+    measured = results("fig4", lambda case: [scores[case.panel[1]][case.line]] * 100)
     for claim in ("heterogeneity", "one_helps", "client", "group", "best", "gain"):
-        assert judge(f"fig4_{claim}", found).status == HELD, claim
+        assert judge(f"fig4_{claim}", measured).status == HELD, claim
     flat = results("fig4", levels({}))
     for claim in ("heterogeneity", "one_helps", "client", "group", "best"):
         assert judge(f"fig4_{claim}", flat).status == NOT_HELD, claim
@@ -270,7 +269,7 @@ def test_panels_are_compared_at_a_round_they_all_have() -> None:
     assert judge("fig3_cifar100", hard).status == HELD_AS_MEASURED  # no other lead is larger
 
 
-def test_panels_of_one_data_set_side_by_side_have_one_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neighbouring_panels_of_one_data_set_share_axes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawing, "save", lambda figure, path: drawn.append(figure))
     drawn: list[Figure] = []
     shifted = {"5x20": 0.2, "10x10": 0.5, "20x5": 0.8}
@@ -309,33 +308,33 @@ def test_figure_7() -> None:
     first = results("fig7b", lambda case: reaching(5 if case.line == "mtgc" else 9, 100, 0.75))
     assert judge("fig7b_first", first).status == HELD
     assert judge("fig7b_overhead", first).status == HELD
-    ours = results("fig7a", levels({"mtgc": 0.8}))
-    assert judge("fig7a_best", ours).status == HELD
-    assert judge("fig7a_bytes", ours).status == NOT_HELD  # the made-up runs all send the same
-    assert "0.00 models more a round" in judge("fig7a_bytes", ours).sentence
+    better = results("fig7a", levels({"mtgc": 0.8}))
+    assert judge("fig7a_best", better).status == HELD
+    assert judge("fig7a_bytes", better).status == NOT_HELD  # the made-up runs all send the same
+    assert "0.00 models more a round" in judge("fig7a_bytes", better).sentence
 
 
 def test_runs_that_shared_a_machine_count_its_time_once() -> None:
     assert covered([(0.0, 10.0), (2.0, 8.0), (5.0, 12.0), (20.0, 21.0)]) == 13.0
     assert covered([]) == 0.0
-    found = results("label_shift", levels({}))  # eight runs of 100 rounds, all begun at once
-    assert made_with(found)["seconds"] == 200.0
-    assert made_with(found)["client_steps"] == 4 * 100 * 100 * (600 + 200)
+    measured = results("label_shift", levels({}))  # eight runs of 100 rounds, all begun at once
+    assert made_with(measured)["seconds"] == 200.0
+    assert made_with(measured)["client_steps"] == 4 * 100 * 100 * (600 + 200)
     # one waited two hours for a machine: then its rounds count, and the hours do not
-    waited = replace(found.measured[found.panels[0], "mtgc"].curves[0], span=(0.0, 7200.0))
+    waited = replace(measured.measured[measured.panels[0], "mtgc"].curves[0], span=(0.0, 7200.0))
     assert waited.paused
     assert time_taken([waited, replace(waited, span=(7300.0, 7510.0))]) == pytest.approx(waited.seconds[-1] + 210.0)
 
 
-def test_what_another_recipe_s_run_tells_alone_is_no_result() -> None:
+def test_single_shared_run_is_no_result() -> None:
     assert not results("fig7a", lambda case: [0.5] if case.line == "mtgc" else None).comparable
     assert results("fig7a", lambda case: [0.5] if case.line in ("mtgc", "hfedavg") else None).comparable
     assert results("fig7a", lambda case: [0.5], methods=("mtgc",)).comparable
 
 
 def test_the_best_round_so_far() -> None:
-    found = results("label_shift", lambda case: [0.5, 0.8, 0.6])
-    line = next(iter(found.measured.values()))
+    measured = results("label_shift", lambda case: [0.5, 0.8, 0.6])
+    line = next(iter(measured.measured.values()))
     assert line.best(3) == Value(0.8)
     assert line.best(1) == Value(0.5)
     assert line.best(0) is None

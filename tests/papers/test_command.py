@@ -37,28 +37,28 @@ def quick(name: str, *only: str, **options: object) -> list[Case]:
 # -- what is there already -------------------------------------------------------------------------
 
 
-def test_a_run_that_went_further_serves_one_that_stops() -> None:
+def test_longer_run_serves_one_that_stops_early() -> None:
     (case,) = quick("table1", "both/E2H20/mtgc")
-    whole = replace(case.config, run=replace(case.config.run, stop_at=None))
-    offered = StoredRuns([stored(whole, reaching(5, 30, 0.95))])
-    assert offered.has(whole) and offered.has(case.config)
+    unlimited = replace(case.config, run=replace(case.config.run, stop_at=None))
+    offered = StoredRuns([stored(unlimited, reaching(5, 30, 0.95))])
+    assert offered.has(unlimited) and offered.has(case.config)
     curve = offered.curve(case.config)
     assert curve is not None and curve.rounds == (1, 2, 3, 4, 5) and curve.complete
     assert curve.seconds == (2, 4, 6, 8, 10)
 
 
-def test_a_run_that_stopped_does_not_serve_one_that_goes_on() -> None:
+def test_stopped_run_does_not_serve_a_longer_one() -> None:
     (case,) = quick("table1", "both/E2H20/mtgc")
-    whole = replace(case.config, run=replace(case.config.run, stop_at=None))
+    unlimited = replace(case.config, run=replace(case.config.run, stop_at=None))
     offered = StoredRuns([stored(case.config, reaching(5, 30, 0.95))])
-    assert offered.has(case.config) and not offered.has(whole)
+    assert offered.has(case.config) and not offered.has(unlimited)
     further = replace(case.config, run=replace(case.config.run, rounds=500))
     assert offered.has(further), "it reached the target, so more rounds would change nothing"
-    curve = offered.curve(whole)
+    curve = offered.curve(unlimited)
     assert curve is not None and not curve.complete and curve.limit == 30
 
 
-def test_the_longest_is_reported_wherever_it_was_made_but_training_wants_its_own_precision() -> None:
+def test_reports_take_any_precision_training_its_own() -> None:
     (case,) = quick("fig7a", "mtgc")
     elsewhere = replace(case.config, run=replace(case.config.run, device="cuda", precision="bf16"))
     offered = StoredRuns([stored(case.config, [0.5] * 3), stored(elsewhere, [0.6] * 12)])
@@ -67,7 +67,7 @@ def test_the_longest_is_reported_wherever_it_was_made_but_training_wants_its_own
     assert offered.has(elsewhere) and not offered.has(case.config)
 
 
-def test_of_two_that_reached_the_target_the_newer_is_reported_not_the_slower() -> None:
+def test_newest_run_to_the_target_is_reported() -> None:
     (case,) = quick("table1", "both/E2H20/mtgc")
     older, newer = (stored(case.config, reaching(round, 30, 0.95)) for round in (7, 5))
     curve = StoredRuns([older, newer]).curve(case.config)
@@ -78,11 +78,11 @@ def test_runs_that_differ_in_length_only_are_merged() -> None:
     (case,) = quick("table1", "both/E2H20/mtgc")
     short, long = (replace(case.config, run=replace(case.config.run, rounds=r)) for r in (3, 9))
     assert [config.run.rounds for config in training.longest_of_equal([short, long, short]).values()] == [9]
-    whole = replace(short, run=replace(short.run, stop_at=None))
-    assert training.longest_of_equal([whole, long])[run_name(whole)].run.stop_at is None
+    unlimited = replace(short, run=replace(short.run, stop_at=None))
+    assert training.longest_of_equal([unlimited, long])[run_name(unlimited)].run.stop_at is None
 
 
-def test_a_run_that_went_on_with_something_else_is_none_of_a_recipe_s() -> None:
+def test_run_continued_with_another_config_is_ignored() -> None:
     (case,) = quick("fig7a", "mtgc")
     other = {"after": 2, "time": "", "environment": {}, "changed": ["run.seed was 0 and is 1"]}
     sound = stored(case.config, [0.5] * 30)
@@ -101,7 +101,7 @@ def accuracies(folder: Path, case: Case) -> tuple[float, ...]:
 
 
 @pytest.mark.slow
-def test_what_time_cut_short_goes_on_to_the_same_end(tmp_path: Path, monkeypatch) -> None:
+def test_interrupted_run_ends_as_an_uninterrupted_one(tmp_path: Path, monkeypatch) -> None:
     cases = quick("fig7a", "hfedavg", "mtgc", rounds=15)
     configs = training.required_runs(cases, 1)
     clock = [0.0]
@@ -136,8 +136,8 @@ def test_another_precision_is_trained_beside_what_is_there(tmp_path: Path) -> No
 
 def test_one_figure_from_start_to_end(tmp_path: Path, monkeypatch, capsys) -> None:
     runs, out = tmp_path / "runs", tmp_path / "out"
-    asked = ["reproduce", "fig7a", "--scale", "quick", "--rounds", 2, "--runs", runs, "--out", out, "--quiet"]
-    assert command(monkeypatch, *asked) == 0
+    arguments = ["reproduce", "fig7a", "--scale", "quick", "--rounds", 2, "--runs", runs, "--out", out, "--quiet"]
+    assert command(monkeypatch, *arguments) == 0
     shown = capsys.readouterr().out
     assert "held: MTGC sends one model more in a global round" in shown
     assert "Figure 7a, scaled down to embedded digits" in shown and "no evidence" in shown and "CIFAR" not in shown
@@ -148,23 +148,23 @@ def test_one_figure_from_start_to_end(tmp_path: Path, monkeypatch, capsys) -> No
     }  # fmt: skip
     page = (out / "README_quick.md").read_text()
     assert page.count(OPEN) == page.count("\n| ") - 1 and f"({name}.md)" in page
-    found = json.loads((out / f"{name}.json").read_text())
-    assert [row["line"] for row in found["rows"]] == ["hfedavg", "local_correction", "group_correction", "mtgc"]
-    assert found["rows"][-1]["paper"] == "1" and found["rows"][-1]["ratio"] == 1.0
+    report = json.loads((out / f"{name}.json").read_text())
+    assert [row["line"] for row in report["rows"]] == ["hfedavg", "local_correction", "group_correction", "mtgc"]
+    assert report["rows"][-1]["paper"] == "1" and report["rows"][-1]["ratio"] == 1.0
     with (out / f"{name}.csv").open() as file:
         assert len(list(csv.reader(file))) == 5
     # again, from the other figure: nothing is left to train, and nothing is asked of the data
     before = {path: path.stat().st_mtime_ns for path in runs.iterdir()}
-    assert command(monkeypatch, "reproduce", "fig7b", *asked[2:], "--json") == 0
+    assert command(monkeypatch, "reproduce", "fig7b", *arguments[2:], "--json") == 0
     assert json.loads(capsys.readouterr().out)["unfinished"] == 0
     assert {path: path.stat().st_mtime_ns for path in runs.iterdir()} == before
 
 
-def test_runs_are_carried_home_in_one_small_file(tmp_path: Path, monkeypatch, capsys) -> None:
-    there, home, packed = tmp_path / "there", tmp_path / "home", tmp_path / "runs.tar.gz"
-    asked = ["--scale", "quick", "--rounds", 2, "--only", "both/mtgc", "--quiet", "--out", tmp_path / "out"]
-    assert command(monkeypatch, "reproduce", "fig4", *asked, "--runs", there) == 0
-    assert command(monkeypatch, "runs", there, "--status", "done", "--pack", packed) == 0
+def test_runs_can_be_packed_and_reported_elsewhere(tmp_path: Path, monkeypatch, capsys) -> None:
+    elsewhere, home, packed = tmp_path / "there", tmp_path / "home", tmp_path / "runs.tar.gz"
+    arguments = ["--scale", "quick", "--rounds", 2, "--only", "both/mtgc", "--quiet", "--out", tmp_path / "out"]
+    assert command(monkeypatch, "reproduce", "fig4", *arguments, "--runs", elsewhere) == 0
+    assert command(monkeypatch, "runs", elsewhere, "--status", "done", "--pack", packed) == 0
     with tarfile.open(packed) as archive:
         names = {Path(name).name for name in archive.getnames()}
         archive.extractall(home, filter="data")
@@ -173,14 +173,14 @@ def test_runs_are_carried_home_in_one_small_file(tmp_path: Path, monkeypatch, ca
     assert command(monkeypatch, "runs", home, "--pack", tmp_path / "again.tgz") == 0
     assert (tmp_path / "again.tgz").read_bytes() == packed.read_bytes()
     capsys.readouterr()
-    assert command(monkeypatch, "reproduce", "fig4", *asked, "--runs", home, "--report-only", "--json") == 0
-    (found,) = json.loads(capsys.readouterr().out)["results"]
-    assert ["/".join((*row["panel"], row["line"])) for row in found["rows"] if row["complete"]] == ["digits/both/mtgc"]
-    assert command(monkeypatch, "runs", there, "--pack", tmp_path / "runs.zip") == 2
+    assert command(monkeypatch, "reproduce", "fig4", *arguments, "--runs", home, "--report-only", "--json") == 0
+    (report,) = json.loads(capsys.readouterr().out)["results"]
+    assert ["/".join((*row["panel"], row["line"])) for row in report["rows"] if row["complete"]] == ["digits/both/mtgc"]
+    assert command(monkeypatch, "runs", elsewhere, "--pack", tmp_path / "runs.zip") == 2
 
 
 @pytest.mark.slow
-def test_however_little_time_there_is_the_same_command_comes_to_an_end(tmp_path: Path, monkeypatch) -> None:
+def test_repeated_short_commands_finish_all_runs(tmp_path: Path, monkeypatch) -> None:
     asked = ["reproduce", "fig7a", "--scale", "quick", "--rounds", 2, "--methods", "mtgc", "--max-seconds", 1e-6]
     asked += ["--runs", tmp_path / "runs", "--out", tmp_path / "out", "--quiet"]
     codes = [command(monkeypatch, *asked) for _ in range(2)]
@@ -203,7 +203,7 @@ def test_a_report_of_nothing_says_so(tmp_path: Path, monkeypatch, capsys) -> Non
 # -- what it says before ---------------------------------------------------------------------------
 
 
-def test_list_says_what_each_needs_and_how_long_it_takes(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_list_shows_data_and_time_of_each_series(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("STRATAFL_DATA", str(tmp_path))
     assert command(monkeypatch, "reproduce", "table1", "search", "--list", "--scale", "quick", "--json") == 0
     table, search = json.loads(capsys.readouterr().out)["recipes"]
@@ -211,8 +211,8 @@ def test_list_says_what_each_needs_and_how_long_it_takes(tmp_path: Path, monkeyp
     assert table["client_steps_at_most"] == 12 * 24 * (40 + 60 + 80 + 80 + 120) * 30
     assert table["seconds"] > search["seconds"] >= 0
     assert table["rates"]["mlp"]["source"].startswith("measured here")
-    monkeypatch.setattr(Rates, "seconds", lambda *given: 100.0)
-    monkeypatch.setattr(Rates, "of", lambda *given: Rate(1.0, "here"))
+    monkeypatch.setattr(Rates, "seconds", lambda *arguments: 100.0)
+    monkeypatch.setattr(Rates, "of", lambda *arguments: Rate(1.0, "here"))
     for columns, paper in (("80", True), ("60", False)):
         monkeypatch.setenv("COLUMNS", columns)
         assert command(monkeypatch, "reproduce", "--list") == 0
@@ -272,8 +272,8 @@ def test_cinic10_from_its_folder_to_its_figure(tmp_path: Path, monkeypatch, caps
     _, source, _ = _cinic(tmp_path)
     assert command(monkeypatch, "data", "prepare", "cinic10", "--from", source, "--partial") == 0
     out = tmp_path / "out"
-    given = ["--seeds", 1, "--rounds", 1, "--methods", "hfedavg,mtgc", "--runs", tmp_path / "runs", "--out", out]
-    assert command(monkeypatch, "reproduce", "cinic10", *given, "--quiet") == 0
+    arguments = ["--seeds", 1, "--rounds", 1, "--methods", "hfedavg,mtgc", "--runs", tmp_path / "runs", "--out", out]
+    assert command(monkeypatch, "reproduce", "cinic10", *arguments, "--quiet") == 0
     assert "CINIC-10" in capsys.readouterr().out
     assert (out / "cinic10_hfedavg_mtgc_1_rounds.png").read_bytes().startswith(b"\x89PNG")
     (run,) = [run for run in list_runs(tmp_path / "runs") if run.config["method"]["name"] == "mtgc"]
@@ -283,10 +283,21 @@ def test_cinic10_from_its_folder_to_its_figure(tmp_path: Path, monkeypatch, caps
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["table1", "fig3", "three_level", "label_shift", "search"])
 def test_quick_from_start_to_end(what: str, tmp_path: Path, monkeypatch, capsys) -> None:
-    asked = ["reproduce", what, "--scale", "quick", "--runs", tmp_path / "runs", "--out", tmp_path, "--quiet", "--json"]
-    assert command(monkeypatch, *asked) == 0
-    (found,) = json.loads(capsys.readouterr().out)["results"]
-    assert all(row["complete"] == row["of"] == 1 for row in found["rows"])
-    assert all(claim["status"] != OPEN or claim["id"] == "fig3_cifar100" for claim in found["claims"])
+    arguments = [
+        "reproduce",
+        what,
+        "--scale",
+        "quick",
+        "--runs",
+        tmp_path / "runs",
+        "--out",
+        tmp_path,
+        "--quiet",
+        "--json",
+    ]
+    assert command(monkeypatch, *arguments) == 0
+    (report,) = json.loads(capsys.readouterr().out)["results"]
+    assert all(row["complete"] == row["of"] == 1 for row in report["rows"])
+    assert all(claim["status"] != OPEN or claim["id"] == "fig3_cifar100" for claim in report["claims"])
     if what == "search":
-        assert set(found["best"]) == {"fedprox", "feddyn"}
+        assert set(report["best"]) == {"fedprox", "feddyn"}

@@ -27,7 +27,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> StoredRuns:
     return StoredRuns.of(folder)
 
 
-@pytest.mark.parametrize("name", [each["stem"] for each in COMMITTED])
+@pytest.mark.parametrize("name", [entry["stem"] for entry in COMMITTED])
 def test_results_follow_from_the_records(name: str, stored: StoredRuns) -> None:
     committed = json.loads((RESULTS / f"{name}.json").read_text())
     what, options = MTGC.find(committed["what"]), Options(partition=committed["partition"])
@@ -44,11 +44,11 @@ def test_runs_with_the_best_of_the_search_are_known_as_such(line: str) -> None:
 def test_nothing_that_was_measured_is_left_out(stored: StoredRuns) -> None:
     options = Options()
     measured = {
-        stem(each, options)
-        for each in SERIES.values()
-        if measure(each, each.cases(options), options, 3, stored).comparable
+        stem(entry, options)
+        for entry in SERIES.values()
+        if measure(entry, entry.cases(options), options, 3, stored).comparable
     }
-    assert measured == {each["stem"] for each in COMMITTED if each["partition"] == "release_dirichlet"}
+    assert measured == {entry["stem"] for entry in COMMITTED if entry["partition"] == "release_dirichlet"}
 
 
 def test_the_page_of_claims_follows_from_the_results() -> None:

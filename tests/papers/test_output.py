@@ -23,10 +23,10 @@ def test_results_fit_a_terminal(
     name: str, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    found = results(name, lambda case: reaching(7, 12, 0.95), seeds=2, scale="quick")
+    measured = results(name, lambda case: reaching(7, 12, 0.95), seeds=2, scale="quick")
     options = Options(scale="quick")
     request = reproduce.Request.of(MTGC, [MTGC.find(name)], options, 2, ())
-    reproduce.print_results(request, [describe(MTGC, found, 2)], reproduce.Training(), Path("out"), False)
+    reproduce.print_results(request, [describe(MTGC, measured, 2)], reproduce.Training(), Path("out"), False)
     shown = capsys.readouterr().out
     check(shown, width, "Local correction", "Group correction", "non-i.i.d." if name == "table1" else "accuracy")
     if name == "table1":
@@ -38,8 +38,8 @@ def test_results_fit_a_terminal(
 def test_the_list_fits_a_terminal(width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("STRATAFL_DATA", str(tmp_path))
-    monkeypatch.setattr(Rates, "seconds", lambda *given: 12_345.0)
-    monkeypatch.setattr(Rates, "of", lambda *given: Rate(1234.0, "measured here just now, 2 workers"))
+    monkeypatch.setattr(Rates, "seconds", lambda *arguments: 12_345.0)
+    monkeypatch.setattr(Rates, "of", lambda *arguments: Rate(1234.0, "measured here just now, 2 workers"))
     check(
         invoke("reproduce", "--list"), width, "three_level", "stratafl data prepare NAME", "emnist_letters *", "10.3 h"
     )

@@ -181,11 +181,11 @@ def test_the_paper_s_table_is_whole_and_agrees_with_itself() -> None:
     assert len(TABLE1) == 15
     for row in TABLE1.values():
         assert tuple(row) == CORRECTIONS
-        assert row["mtgc"].mean == min(each.mean for each in row.values())
-        for each in row.values():
+        assert row["mtgc"].mean == min(cell.mean for cell in row.values())
+        for cell in row.values():
             # the paper rounds, and divides by means it does not print: at (10, 40) it has 15.4 for
             # 320.0 / 21.3
-            assert each.speedup == pytest.approx(row["hfedavg"].mean / each.mean, rel=0.04)
+            assert cell.speedup == pytest.approx(row["hfedavg"].mean / cell.mean, rel=0.04)
     assert table1(("both", "E10H20"), "mtgc") == (52.7, 1.2, 6.7)
     assert table1(("both", "E10H20"), "feddyn") is None
     assert [key for key, row in TABLE1.items() if row["hfedavg"].beyond] == [("both", e, h) for e, h in EH["paper"][1:]]
@@ -198,7 +198,7 @@ def test_the_rates_are_those_of_the_benchmarks() -> None:
         assert {precision: round(rate) for precision, rate in measured.items()} == rates
 
 
-def test_figure_3_has_the_released_values_and_the_best_of_the_search_each_named() -> None:
+def test_figure_3_has_released_and_searched_values() -> None:
     for data in ("emnist_letters", "fashion_mnist", "cifar10", "cifar100"):
         method = {case.line: case.config.method for case in MTGC.find("fig3").cases(Options(), [f"{data}/"])}
         assert method["fedprox_released"] == {"name": "fedprox", "mu": 0.0001}
@@ -209,7 +209,7 @@ def test_figure_3_has_the_released_values_and_the_best_of_the_search_each_named(
     assert METHODS["fedprox"] == f"FedProx (best of search: mu = {CHOSEN['fedprox']['mu']:g})"
 
 
-def test_open_settings_are_candidates_of_the_search_with_a_seed_of_its_own() -> None:
+def test_open_settings_are_searched_with_another_seed() -> None:
     for method, (parameter, values) in CANDIDATES.items():
         assert {CHOSEN[method][parameter], RELEASED[method][parameter]} <= set(values)
     assert {case.config.run.seed for case in MTGC.find("search").cases(Options())} == {SEARCH_SEED}

@@ -30,7 +30,7 @@ def federation(rules: object, depth: int, **more):
 
 
 def everything(simulation) -> list:
-    """All of a run's state but the time it took, in a form that compares bit by bit."""
+    """State of a run without times, in a form that compares bit by bit."""
     state = simulation.state()
     history = [{**record, "seconds": None} for record in state["history"]]
     plain, tensors = to_json_and_tensors({**state, "history": history})

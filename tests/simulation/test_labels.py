@@ -48,8 +48,8 @@ def labels(**changes: int) -> Tensor:
     return changed
 
 
-def run(given: object, **more: object):
-    settings = {"data": (INPUTS, given), "partition": PARTS, "tree": "2x2", "rules": "mtgc", "periods": [1, 2]}
+def run(labels: object, **more: object):
+    settings = {"data": (INPUTS, labels), "partition": PARTS, "tree": "2x2", "rules": "mtgc", "periods": [1, 2]}
     return simulate(**{"model": lambda: nn.Linear(3, 2), "rounds": 1, **settings, **more})
 
 
@@ -81,6 +81,16 @@ def test_however_the_loss_is_named(loss: object, engine: str) -> None:
         run(labels(_6=-1), loss=loss, engine=engine)
 
 
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_floating_labels_are_named_as_such(loss: object) -> None:
+    with pytest.raises(InvalidInput, match=r"data labels = 'float32': classes are whole numbers, such as y\.long"):
+        run(LABELS.float(), loss=loss)
+
+
+def test_a_probability_of_every_class_is_a_target() -> None:
+    run(F.one_hot(LABELS).float(), loss="cross_entropy").run()
+
+
 @pytest.mark.parametrize(
     "loss", [None, "cross_entropy", F.nll_loss, nn.CrossEntropyLoss()], ids=["none", "name", "function", "module"]
 )
@@ -88,9 +98,9 @@ def test_of_test_data_and_of_each_client_s_own(loss: object) -> None:
     wrong = INPUTS, labels(_6=2)
     with pytest.raises(InvalidInput, match="test labels go from 0 to 2"):
         run(LABELS, loss=loss, test=wrong)
-    own = [(INPUTS, LABELS)] * 3 + [wrong]
+    data_sets = [(INPUTS, LABELS)] * 3 + [wrong]
     with pytest.raises(InvalidInput, match="test_partition labels go from 0 to 2"):
-        run(LABELS, loss=loss, test=(INPUTS, LABELS), test_partition=own)
+        run(LABELS, loss=loss, test=(INPUTS, LABELS), test_partition=data_sets)
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
@@ -183,11 +193,11 @@ def test_what_is_no_class_to_the_loss_is_left_alone() -> None:
     run(INPUTS.sum(dim=1, keepdim=True) + 5, model=lambda: nn.Linear(3, 1), loss="mse").run()
 
 
-# -- read anew -------------------------------------------------------------------------------------
+# -- lazy data -------------------------------------------------------------------------------------
 
 
 class Rereading(TensorDataset):
-    """Whose label of sample 6 is another from the fourth reading on: set-up reads it less often."""
+    """A data set that changes the label of sample 6 at the fourth reading, after the set-up."""
 
     times, later = 0, 2
 
@@ -199,7 +209,7 @@ class Rereading(TensorDataset):
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 @pytest.mark.parametrize("later", [2, -1])
-def test_what_is_read_anew_is_looked_at_every_time(engine: str, later: int) -> None:
+def test_labels_of_lazy_data_are_checked_at_every_reading(engine: str, later: int) -> None:
     data = Rereading(INPUTS, LABELS)
     data.later = later
     sim = run(LABELS, data=data, lazy=True, loss="cross_entropy", engine=engine, rounds=4)
@@ -207,8 +217,8 @@ def test_what_is_read_anew_is_looked_at_every_time(engine: str, later: int) -> N
         sim.run()
 
 
-def test_what_is_passed_over_only_when_read_again_counts_for_nothing() -> None:
-    """As in the loop, whose mean is over the labels that are not ignored."""
+def test_a_label_that_becomes_ignored_is_left_out() -> None:
+    """The mean is over the labels that are not ignored, in both engines."""
     models = []
     for engine in ("loop", "stacked"):
         data = Rereading(INPUTS.double(), LABELS)

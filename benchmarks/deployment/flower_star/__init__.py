@@ -1,1 +1,1 @@
-"""What is copied into a Flower app: federated averaging on a star, as Flower's users write it."""
+"""Flower app for federated averaging on a star, as users of Flower write it."""

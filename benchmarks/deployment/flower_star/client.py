@@ -1,4 +1,4 @@
-"""One step of SGD on the node's own data."""
+"""Client app: one step of SGD on the node's own data."""
 
 import numpy as np
 import torch
@@ -22,5 +22,5 @@ def train(message: Message, context: Context) -> Message:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.nn.functional.cross_entropy(model(inputs[batch]), targets[batch]).backward()
     optimizer.step()
-    made = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": len(inputs)})}
-    return Message(RecordDict(made), reply_to=message)
+    content = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": len(inputs)})}
+    return Message(RecordDict(content), reply_to=message)

@@ -1,4 +1,4 @@
-"""The model of both sides of the comparison: 0.8 million parameters."""
+"""Model of both sides of the comparison: 0.8 million parameters."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Flower's own FedAvg; the moment each round ended goes into a file."""
+"""Server app: Flower's own FedAvg, which writes the end times of the rounds to a file."""
 
 import json
 import time

@@ -23,7 +23,6 @@ from stratafl.base.errors import InvalidInput
 
 # Far above any file read here, far below what a forged one could ask for.
 UNPACKED_LIMIT = 4 << 30
-
 _BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile)
 
 

@@ -15,9 +15,7 @@ from stratafl.data.catalog.archive import FileTree, numpy_archive
 from stratafl.data.catalog.storage import DatasetArrays
 
 _IMAGES = r"(?:{prefix}-)?{part}-images[-.]idx3-ubyte(?:\.gz)?"
-
 _LABELS = r"(?:{prefix}-)?{part}-labels[-.]idx1-ubyte(?:\.gz)?"
-
 _PARTS = {"train": "train", "test": "(?:t10k|test)"}
 
 

@@ -32,11 +32,8 @@ ORIGINALS_VARIABLE = "STRATAFL_REAL_DATA"
 Sizes = tuple[tuple[int, int], ...]
 
 LETTERS = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
-
 FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
-
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-
 _CIFAR100_NAMES = """
     apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus
     butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch
@@ -228,7 +225,6 @@ def usual_places(name: str, root: str | Path | None = None) -> Iterator[Path]:
 
 
 DIGITS_TITLE = "digits: 8 x 8 grey images of handwritten digits, 10 classes, nothing to download"
-
 FILE = Path(__file__).with_name("digits.npz")
 
 

@@ -24,7 +24,6 @@ TEST_PER_ROLE = 300
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 _OUTSIDE = 255
 _FOREIGN_LIMIT = 0.01
-
 _CODES = np.full(128, _OUTSIDE, np.uint8)
 _CODES[np.frombuffer(ALPHABET.encode(), np.uint8)] = np.arange(len(ALPHABET))
 

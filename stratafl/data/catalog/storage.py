@@ -62,7 +62,7 @@ class DatasetArrays:
 
 
 class DatasetTensors(NamedTuple):
-    """The four arrays as tensors on one device."""
+    """The four arrays as tensors."""
 
     x_train: Tensor
     y_train: Tensor

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from stratafl.base.errors import InvalidInput, MissingExtra
+from stratafl.base.topology import subtree_counts
 from stratafl.data.transforms import rotate
 
 if TYPE_CHECKING:
@@ -90,13 +91,7 @@ def class_counts(
     if len(leaves) != len(parents[-1]):
         raise InvalidInput("leaves", len(leaves), f"the tree has {len(parents[-1])} leaves")
     classes = int(np.max(labels)) + 1
-    counts = [np.stack([np.bincount(labels[leaf], minlength=classes) for leaf in leaves])]
-    for level in range(len(parents) - 1, 0, -1):
-        above = 1 if level == 1 else len(parents[level - 1])
-        sums = np.zeros((above, classes), dtype=np.int64)
-        np.add.at(sums, np.asarray(parents[level], dtype=np.int64), counts[0])
-        counts.insert(0, sums)
-    return counts
+    return subtree_counts(parents, np.stack([np.bincount(labels[leaf], minlength=classes) for leaf in leaves]))
 
 
 def total_variation(p: np.ndarray, q: np.ndarray) -> np.ndarray:
@@ -151,7 +146,7 @@ def split_figure(
         _bars(sizes, left[level], width[level], np.zeros(len(total_N)), total_N, BAR)
         _dress(shares, sizes, level, depth, left, width)
     axes[0, 0].set_xlim(0, len(leaves))
-    _explain(figure, axes, colours, [_class_name(int(c), class_names) for c in used])
+    _explain(figure, axes, colours, [str(class_names[c]) if c < len(class_names) else str(c) for c in map(int, used)])
     if title:
         figure.suptitle(title, color=INK, fontsize=11)
     return _save(figure, path)
@@ -223,9 +218,7 @@ def _strip(
 
 def _places(parents: Parents) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Start and width of each node of each level, in numbers of clients."""
-    width: list[np.ndarray] = [np.ones(len(parents[-1]))]
-    for level in range(len(parents) - 1, 0, -1):
-        width.insert(0, np.bincount(np.asarray(parents[level], dtype=np.int64), weights=width[0]))
+    width = subtree_counts(parents, np.ones(len(parents[-1])))
     return [np.cumsum(w) - w for w in width], width
 
 
@@ -281,10 +274,6 @@ def _colours(classes: int) -> list[Any]:
         if classes <= enough:
             return list(matplotlib.colormaps[name](np.arange(classes)))
     return list(matplotlib.colormaps["turbo"](np.linspace(0.0, 1.0, classes)))
-
-
-def _class_name(c: int, names: Sequence[str]) -> str:
-    return str(names[c]) if c < len(names) else str(c)
 
 
 def _degrees(angles: np.ndarray) -> str:

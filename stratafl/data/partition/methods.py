@@ -258,7 +258,6 @@ def _fill(
 
 
 ALLOWED = 'must be "equal", {"lognormal": sigma} or one count per node of the level'
-
 MOST = 1 << 31
 """Most samples or classes of a node; sums of as many are exact."""
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.rng import Stream, generator
-from stratafl.base.topology import Tree, balanced_hint, groups_of
+from stratafl.base.topology import Tree, balanced_hint, groups_of, subtree_counts
 from stratafl.base.validation import check_integer, check_keys, check_number
 from stratafl.data.dataset import ClientIndex
 from stratafl.data.partition import methods as sizing
@@ -150,7 +150,7 @@ def partition(
         raise InvalidInput("owner", len(owner), f"needs one per sample, {len(labels)} of them")
     tree = _check_parents(parents)
     methods = _parse_methods(levels, tree)
-    below = _clients_below(tree)
+    below = subtree_counts(tree, np.ones(len(tree[-1]), dtype=np.int64))
     if len(labels) < len(below[-1]):
         raise InvalidInput("labels", len(labels), f"fewer samples than leaves ({len(below[-1])})")
     owners, least = _required_owners(methods, tree, below)
@@ -294,14 +294,6 @@ def _check_parents(parents: Sequence[Sequence[int] | np.ndarray]) -> list[np.nda
             raise InvalidInput(f"parents[{m}]", level.tolist(), f"must run from 0 to {above - 1}, siblings adjacent")
         above = len(level)
     return tree
-
-
-def _clients_below(tree: list[np.ndarray]) -> list[np.ndarray]:
-    """Number of clients below each node of each level; a client counts itself."""
-    below = [np.ones(len(tree[-1]), dtype=np.int64)]
-    for level in range(len(tree) - 1, 0, -1):
-        below.insert(0, np.bincount(tree[level], weights=below[0]).astype(np.int64))
-    return below
 
 
 def _whole_numbers(field: str, values: np.ndarray) -> np.ndarray:

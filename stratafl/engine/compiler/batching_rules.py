@@ -319,6 +319,7 @@ def embedding_bag_rule(context: Context, op: Any, w: Any, codes: Any, offsets: A
 
 
 def one_hot_rule(context: Context, op: Any, codes: Any, classes: int = -1) -> Any:
+    """One-hot vectors by torch's operation, which refuses codes out of range; vmap does not."""
     return PerClient(op(context.stacked(codes), classes))
 
 

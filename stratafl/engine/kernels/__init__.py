@@ -1,7 +1,7 @@
-"""What a device trains many clients with: Triton kernels on a GPU, torch's operations elsewhere.
+"""Layers and optimizer steps of many clients at once: Triton kernels on a GPU, PyTorch elsewhere.
 
-Every operation takes C clients at once, each with its own weights, and stands beside a form in
-plain torch (`reference`). Importing this package needs neither Triton nor a GPU. Images are
+Every operation takes C clients at once, each with its own weights, and has a reference in plain
+PyTorch (`reference`). Importing this package needs neither Triton nor a GPU. Images are
 channels-last behind the client: (C, B, H, W, channels).
 """
 
@@ -23,22 +23,21 @@ from stratafl.engine.kernels.reference import REFERENCE_OPS, fused_optimizer_ste
 
 
 class Backend(NamedTuple):
-    """The operations as one kind of device computes them."""
+    """Implementations of all operations for one kind of device."""
 
     ops: Mapping[str, Callable[..., Tensor]]
+    """Layers and losses by name; the names are those of `REFERENCE_OPS`."""
     writes_gradients: frozenset[str]
-    """Operations that write their parameters' gradients, divided by `loss_scale`, into
-    `gradient_buffers`."""
+    """Operations that take `gradient_buffers`, and write gradient / `loss_scale` to them."""
     returns_squared_norms: bool
-    """Whether these operations also append the squared norms of what they write."""
+    """Whether these operations also append the squared norms of the gradients they write."""
     optimizer_step: Callable[..., None]
     convert_filters: Callable[[Tensor, Tensor], None] | None = None
-    """Copies filters between channels-first and channels-last, where convolutions want them
-    channels-last."""
+    """Copies filters between channels-first and channels-last, if convolutions need the latter."""
     load_images: Callable[..., Tensor] | None = None
-    """Gathers, flips and crops a step's images in one pass."""
+    """Gathers, flips and crops the images of a step in one pass."""
     drift: DriftKernel | None = None
-    """Drift from the parents' models in one pass."""
+    """Computes the drift from the parents' models in one pass."""
 
 
 TORCH_BACKEND = Backend(REFERENCE_OPS, frozenset({"linear"}), False, fused_optimizer_step)
@@ -50,21 +49,20 @@ def is_interpreted() -> bool:
 
 
 def triton_available() -> bool:
-    """Whether the kernels can run: Triton is installed, and there is a GPU for it or its
-    interpreter is on."""
+    """Whether Triton is installed, and a GPU or Triton's interpreter can run its kernels."""
     if importlib.util.find_spec("triton") is None:
         return False
     return is_interpreted() or (torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0))
 
 
 def backend_for(device: torch.device, dtype: torch.dtype) -> Backend:
-    """The fastest backend of this device. Triton kernels take float32 rows on CUDA only."""
+    """Fastest backend of a device. Triton kernels need CUDA and parameters in float32."""
     return triton_backend() if device.type == "cuda" and dtype == torch.float32 else TORCH_BACKEND
 
 
 @functools.cache
 def triton_backend() -> Backend:
-    """The Triton kernels, and torch's operations for what has none."""
+    """Triton kernels, and the reference for operations without a kernel."""
     if not triton_available():
         warnings.warn("no Triton for this GPU: torch's own operations are used", stacklevel=2)
         return TORCH_BACKEND

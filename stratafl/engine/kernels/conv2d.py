@@ -1,9 +1,10 @@
-"""Convolution of C clients, each with its own weights: forward, input gradient, weight and bias
-gradient.
+"""Convolution of C clients, each with its own filters, and its gradients.
 
-A tap is one position of a filter. C clients, B samples, H/W image, CI/CO input and output channels,
-h/w of a filter, M rows of a product (pixels), R = one row of a filter's taps (w * CI values,
-contiguous in a channels-last image), K the axis of the sum.
+A tap is one position of a filter. C clients, B samples, H and W height and width of the image, OH
+and OW of the output, CI and CO input and output channels, KH and KW height and width of a filter.
+Images are channels-last. In the matrix products, M are the rows (pixels of the output), N the
+columns (channels), K the axis of the sum, and R = KW * CI values of one row of a filter's taps,
+which are contiguous in a channels-last image.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
@@ -20,11 +21,12 @@ from torch import Tensor
 
 from stratafl.engine.kernels.common import (
     GradientTarget,
+    LayerOptions,
     activation_dtype,
     cdiv,
     dot_operands,
     exponent,
-    gradient_target,
+    gradient_targets,
     launch_config,
     next_power_of_two,
     per_client_parameter,
@@ -32,31 +34,37 @@ from stratafl.engine.kernels.common import (
     store_gradient,
     unscaled,
 )
-from stratafl.engine.kernels.layouts import as_channels_last, cast_scaled, empty_channels_last, is_channels_last
+from stratafl.engine.kernels.layouts import as_channels_last, cast_scaled
 from stratafl.engine.kernels.reference import GradientBuffers, Pair
 from stratafl.engine.precision import Precision
 
 
-class KernelWindow(NamedTuple):
-    """A part of a filter: `height` rows and `width` columns from (first, first) on.
+class ConvGeometry(NamedTuple):
+    """Sizes of a convolution, and the window of its filters: the part that overlaps the image.
 
-    There is one `first`, because the kernels have one padding, which is less by it.
+    Products and gradients of the other taps are zero. Of the last 3x3 filters of ResNet-18, whose
+    images are one pixel, the window is a ninth.
     """
 
+    image: Pair
+    out: Pair
+    kernel: Pair
+    stride: int
+    padding: int
     first: int
+    """First row and first column of the window. They are equal, because the kernels have one
+    padding, which is reduced by it."""
     height: int
     width: int
+    """Rows and columns of the window."""
     outside: bool
-    """Whether some of these taps lie outside the image at some output position."""
+    """Whether some taps of the window are outside the image at some output position."""
 
 
 @functools.cache
-def reachable_window(image: Pair, out: Pair, kernel: Pair, stride: int, padding: int) -> KernelWindow:
-    """Part of a filter that overlaps the image at any output position.
-
-    Products and gradients of the other taps are zero. Of ResNet-18's last 3x3 filters, whose images
-    are one pixel, it is a ninth.
-    """
+def conv_geometry(image: Pair, kernel: Pair, stride: int, padding: int) -> ConvGeometry:
+    """Geometry of a convolution with filters of a size over images of a size."""
+    out = tuple((size + 2 * padding - taps) // stride + 1 for size, taps in zip(image, kernel, strict=True))
     is_inside = [
         [[0 <= y * stride - padding + tap < size for y in range(outputs)] for tap in range(taps)]
         for size, outputs, taps in zip(image, out, kernel, strict=True)
@@ -65,7 +73,8 @@ def reachable_window(image: Pair, out: Pair, kernel: Pair, stride: int, padding:
     first = min(axis[0] for axis in reached)
     height, width = (axis[-1] + 1 - first for axis in reached)
     rows, columns = is_inside[0][first : first + height], is_inside[1][first : first + width]
-    return KernelWindow(first, height, width, outside=not all(all(insides) for insides in rows + columns))
+    outside = not all(all(insides) for insides in rows + columns)
+    return ConvGeometry(image, (out[0], out[1]), kernel, stride, padding, first, height, width, outside)
 
 
 @triton.jit
@@ -73,6 +82,7 @@ def _pack(
     w_ptr, out_ptr, stride_client, stride_o, stride_h, stride_w, out_client, out_h, out_w, out_o, out_i,
     CO, CI, KW: tl.constexpr, T: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
 ):  # fmt: skip
+    """Copy one tap of BLOCK_O x BLOCK_I filters of a client to a layout of other strides."""
     c = tl.program_id(1).to(tl.int64)
     tap, block = tl.program_id(0) % T, tl.program_id(0) // T
     blocks_i = tl.cdiv(CI, BLOCK_I)
@@ -85,33 +95,27 @@ def _pack(
     tl.store(out_ptr + c * out_client + offset, w.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def pack(w_COIhw: Tensor, dtype: torch.dtype, window: KernelWindow, for_input: bool = False) -> Tensor:
-    """Copy a window of channels-last filters to another type and layout.
+def pack(w_COIhw: Tensor, dtype: torch.dtype, geometry: ConvGeometry, for_input: bool = False) -> Tensor:
+    """Copy the window of channels-last filters to another type and layout.
 
     The layout is (C, KH, CO, KW * CI) for the forward product and (C, KH * KW, CI, CO) for the
     input gradient: the axis of the sum is the last.
     """
     clients, outputs, inputs = w_COIhw.shape[:3]
-    rows_and_columns = (
-        slice(window.first, window.first + window.height),
-        slice(window.first, window.first + window.width),
-    )
-    w = w_COIhw[(..., *rows_and_columns)]
-    shape = (clients, window.height, outputs, window.width, inputs)
-    axes = (0, 1, 3, 2, 4)
+    first, height, width = geometry.first, geometry.height, geometry.width
+    w = w_COIhw[..., first : first + height, first : first + width]
+    shape, axes = (clients, height, outputs, width, inputs), (1, 3, 2, 4)
     if for_input:
-        shape, axes = (clients, window.height, window.width, inputs, outputs), (0, 1, 2, 4, 3)
+        shape, axes = (clients, height, width, inputs, outputs), (1, 2, 4, 3)
     out = torch.empty(shape, dtype=dtype, device=w.device)
     block_i = min(64 if for_input else 128, next_power_of_two(inputs, 1))
     block_o = min(next_power_of_two(outputs, 1), 4096 // block_i)
-    count = window.height * window.width
-    grid = (count * cdiv(outputs, block_o) * cdiv(inputs, block_i), clients)
-    _, out_row, out_column, out_output, out_input = (out.stride(axis) for axis in axes)
-    _pack[grid](
+    out_row, out_column, out_output, out_input = (out.stride(axis) for axis in axes)
+    _pack[(height * width * cdiv(outputs, block_o) * cdiv(inputs, block_i), clients)](
         w_ptr=w, out_ptr=out,
         stride_client=w.stride(0), stride_o=w.stride(1), stride_h=w.stride(3), stride_w=w.stride(4),
         out_client=out.stride(0), out_h=out_row, out_w=out_column, out_o=out_output, out_i=out_input,
-        CO=outputs, CI=inputs, KW=window.width, T=count, BLOCK_O=block_o, BLOCK_I=block_i,
+        CO=outputs, CI=inputs, KW=width, T=height * width, BLOCK_O=block_o, BLOCK_I=block_i,
     )  # fmt: skip
     return out.flatten(1, 2) if for_input else out.flatten(3)
 
@@ -123,6 +127,12 @@ def _forward(
     STRIDE: tl.constexpr, PAD: tl.constexpr, OUTSIDE: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
+    """Compute BN channels of BM output pixels of a client.
+
+    y_MN is the sum of x_MK w_NK^T over the rows of the filters. `sample`, `y` and `x` are the place
+    of an output pixel, `top` and `left` the image pixel of its first tap. If OUTSIDE, taps may be
+    outside the image.
+    """
     c = tl.program_id(1).to(tl.int64)
     blocks_n: tl.constexpr = (CO + BN - 1) // BN
     m = (tl.program_id(0) // blocks_n) * BM + tl.arange(0, BM)
@@ -159,8 +169,12 @@ def _input_gradient(
     STRIDE: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr, FORWARD_PACK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """One program: one image row, and of its pixels those that the same taps reach (x modulo the
-    stride)."""
+    """Compute gradients of BN channels of BM pixels: dx_NM = sum over taps of w_NK dy_MK^T.
+
+    The pixels of a program have the same row, over all samples, and the same column modulo the
+    stride: so they are reached by the same taps. FORWARD_PACK: w has the layout of the forward
+    product.
+    """
     c = tl.program_id(1).to(tl.int64)
     blocks_n: tl.constexpr = (CI + BN - 1) // BN
     n = (tl.program_id(0) % blocks_n) * BN + tl.arange(0, BN)
@@ -174,9 +188,7 @@ def _input_gradient(
     x = phase + t * STRIDE
     valid = (sample < B) & (x < W)
 
-    # tap row `first_row + STRIDE * a` contributes to output row `q - a`; only rows within the
-    # output
-    # are visited
+    # tap row `first_row + STRIDE * a` contributes to output row `q - a`, if that is in the output
     q, first_row = (y + PAD) // STRIDE, (y + PAD) % STRIDE
     a_from = tl.maximum(0, q - (OH - 1))
     a_to = tl.minimum(q + 1, (KH - first_row + STRIDE - 1) // STRIDE)
@@ -206,20 +218,8 @@ def _input_gradient(
 
 
 @triton.jit
-def _image_columns(
-    x_ptr, start, left, valid, r, W, R: tl.constexpr, CI: tl.constexpr, OUTSIDE: tl.constexpr,
-):  # fmt: skip
-    """Values `r` of a row of taps for each output pixel, (values, pixels)."""
-    mask = valid[:, None] & (r < R)[None, :]
-    if OUTSIDE:
-        column = left[:, None] + (r // CI)[None, :]
-        mask &= (column >= 0) & (column < W)
-    return tl.trans(tl.load(x_ptr + start[:, None] + r[None, :], mask=mask, other=0.0))
-
-
-@triton.jit
 def _one_of(part: tl.constexpr, first, second, third, fourth, fifth):
-    """Select a tensor by number: Triton has no lists of tensors that a loop could add to."""
+    """Select one of five tensors: Triton has no lists of tensors that a loop can assign to."""
     if part == 0:
         value = first
     elif part == 1:
@@ -241,8 +241,11 @@ def _weight_gradient(
     OUTSIDE: tl.constexpr, CORRECT: tl.constexpr, PRECISION: tl.constexpr, SCALED: tl.constexpr,
     BR: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """One program: PARTS * BR values of one row of taps, which share every load of the output's
-    gradient."""
+    """Compute gradients of filters: dw_RN = sum over output pixels of x_RK dy_KN.
+
+    A program computes PARTS * BR values of one row of taps `ki`, for BN output channels. The parts
+    use the same load of the output's gradient.
+    """
     c = tl.program_id(1).to(tl.int64)
     blocks_n: tl.constexpr = (CO + BN - 1) // BN
     n = (tl.program_id(0) % blocks_n) * BN + tl.arange(0, BN)
@@ -258,7 +261,7 @@ def _weight_gradient(
     acc2 = acc0
     acc3 = acc0
     acc4 = acc0
-    # taps that never overlap the image have their correction only
+    # the gradient of taps outside the window is zero, and only their correction is stored
     reached = (ki >= FIRST) & (ki < FIRST + WINDOW_H)
     reached &= (first_r < (FIRST + WINDOW_W) * CI) & (first_r + BR * PARTS > FIRST * CI)
     for first in range(0, tl.where(reached, M, 0), BK):
@@ -271,7 +274,12 @@ def _weight_gradient(
         if OUTSIDE:
             valid &= (top >= 0) & (top < H)
         for part in tl.static_range(PARTS):
-            x_RK = _image_columns(x_ptr, start, left, valid, r + part * BR, W, R, CI, OUTSIDE)
+            r_part = r + part * BR
+            mask = valid[:, None] & (r_part < R)[None, :]
+            if OUTSIDE:
+                column = left[:, None] + (r_part // CI)[None, :]
+                mask &= (column >= 0) & (column < W)
+            x_RK = tl.trans(tl.load(x_ptr + start[:, None] + r_part[None, :], mask=mask, other=0.0))
             if part == 0:
                 acc0 = tl.dot(x_RK, dy_KN, acc0, input_precision=PRECISION)
             elif part == 1:
@@ -298,11 +306,10 @@ def _bias_gradient(
     dy_ptr, db_ptr, correction_ptr, squares_ptr, dy_peak_ptr, stride_b, scale, M, CO, CORRECT: tl.constexpr,
     SCALED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Sum over the pixels.
+    """Compute gradients of BN biases of a client: db_N = sum over output pixels of dy_MN.
 
-    It is not part of the weight gradient's loop: where a product and a sum read the same block,
-    Triton 3.6 allocates one buffer too few, and copies the next block over it while products still
-    run.
+    This is not part of the weight gradient's loop: if a product and a sum read the same block,
+    Triton 3.6 allocates one buffer too few, and copies the next block over it while products run.
     """
     c = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -316,152 +323,108 @@ def _bias_gradient(
     tl.store(squares_ptr + c * tl.num_programs(0) + tl.program_id(0), squares)
 
 
-def packed_for_both(dtype: torch.dtype) -> bool:
-    """Whether the input gradient takes weights packed for the forward product: tensor cores read
-    16-bit operands in both layouts."""
-    return dtype.itemsize == 2
+def input_gradient(dy_CBHWO: Tensor, w: Tensor, packed: Tensor, geometry: ConvGeometry, precision: Precision) -> Tensor:
+    """Gradient of the convolution's input. `packed` are the filters packed for the forward product.
 
-
-def out_size(size: int, kernel: int, stride: int, padding: int) -> int:
-    return (size + 2 * padding - kernel) // stride + 1
-
-
-def input_gradient(
-    dy_CBHWO: Tensor, packed: Tensor, size: tuple[int, int], window: KernelWindow, stride: int, padding: int,
-    precision: Precision,
-) -> Tensor:  # fmt: skip
-    """Gradient of the convolution's input, of height and width `size`; `packed` are the window's
-    weights."""
+    Tensor cores read 16-bit operands in either layout; fp32 operands are packed again.
+    """
+    forward_pack = packed.dtype.itemsize == 2
+    if not forward_pack:
+        packed = pack(w, packed.dtype, geometry, for_input=True)
     clients, batch, out_height, out_width, outputs = dy_CBHWO.shape
-    forward_pack = packed_for_both(packed.dtype)
-    inputs = packed.shape[3] // window.width if forward_pack else packed.shape[2]
-    height, width = size
+    (height, width), stride, inputs = geometry.image, geometry.stride, w.shape[2]
     dx = torch.empty((clients, batch, height, width, inputs), dtype=dy_CBHWO.dtype, device=dy_CBHWO.device)
     pixels = batch * cdiv(width, stride)
-    config = launch_config("conv input gradient", precision)
-    bm, bn, bk = (
-        min(config.m, next_power_of_two(pixels)),
-        min(config.n, next_power_of_two(inputs)),
-        min(config.k, next_power_of_two(outputs)),
-    )
-    grid = (height * cdiv(pixels, bm) * stride * cdiv(inputs, bn), clients)
-    _input_gradient[grid](
+    config = launch_config("conv input gradient", precision, pixels, inputs, outputs)
+    _input_gradient[(height * cdiv(pixels, config.m) * stride * cdiv(inputs, config.n), clients)](
         dy_ptr=dy_CBHWO, w_ptr=packed, dx_ptr=dx,
-        B=batch, H=height, W=width, OH=out_height, OW=out_width, CO=outputs, CI=inputs, KH=window.height,
-        KW=window.width, STRIDE=stride, PAD=padding - window.first, PRECISION=dot_operands(precision).precision,
-        FORWARD_PACK=forward_pack, BM=bm, BN=bn, BK=bk,
+        B=batch, H=height, W=width, OH=out_height, OW=out_width, CO=outputs, CI=inputs,
+        KH=geometry.height, KW=geometry.width, STRIDE=stride, PAD=geometry.padding - geometry.first,
+        PRECISION=dot_operands(precision).precision, FORWARD_PACK=forward_pack,
+        BM=config.m, BN=config.n, BK=config.k,
         num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     return dx
 
 
 def weight_gradient(
-    x_CBHWI: Tensor, dy_CBHWO: Tensor, dw: GradientTarget, db: GradientTarget | None, window: KernelWindow, stride: int,
-    padding: int, precision: Precision, scale: float,
+    x_CBHWI: Tensor, dy_CBHWO: Tensor, dw: GradientTarget, db: GradientTarget | None, geometry: ConvGeometry,
+    options: LayerOptions,
 ) -> None:  # fmt: skip
-    """Write the gradients of weights and bias, times `scale`, to their targets; taps outside the
-    window have none."""
+    """Write the gradients of filters and bias to their targets; outside the window they are 0."""
     clients, batch, height, width, inputs = x_CBHWI.shape
     out_height, out_width, outputs = dy_CBHWO.shape[2:]
-    kernel_height, kernel_width = dw.grad.shape[3:]
-    operands = reduction_operands(precision)
+    kernel_height, kernel_width = geometry.kernel
+    operands, scale = reduction_operands(options.precision), 1 / options.loss_scale
     (x, x_peaks), (dy, dy_peaks) = cast_scaled(x_CBHWI, operands), cast_scaled(dy_CBHWO, operands)
-    row = kernel_width * inputs
-    config = launch_config("conv weight gradient", precision)
-    br, bn = min(config.m, next_power_of_two(row)), min(config.n, next_power_of_two(outputs))
-    blocks = cdiv(row, br)
+    row, pixels = kernel_width * inputs, batch * out_height * out_width
+    config = launch_config("conv weight gradient", options.precision, row, outputs)
+    blocks = cdiv(row, config.m)
     parts = blocks if blocks <= 5 else next(p for p in (4, 5, 3, 2, 1) if blocks % p == 0)
-    programs = kernel_height * cdiv(row, br * parts) * cdiv(outputs, bn)
-    pixels = batch * out_height * out_width
-    # not `window.outside`: a program's block of a row may also hold taps that never overlap the
-    # image
-    outside = padding > 0
+    programs = kernel_height * cdiv(row, config.m * parts) * cdiv(outputs, config.n)
     _weight_gradient[(programs, clients)](
         x_ptr=x, dy_ptr=dy, dw_ptr=dw.grad, correction_ptr=dw.correction, squares_ptr=dw.new_partial_norms(programs),
-        x_peak_ptr=x_peaks,
-        dy_peak_ptr=dy_peaks,
+        x_peak_ptr=x_peaks, dy_peak_ptr=dy_peaks,
         stride_client=dw.grad.stride(0), scale=scale,
         M=pixels, H=height, W=width, OH=out_height, OW=out_width, CO=outputs, R=row, CI=inputs, KH=kernel_height,
-        FIRST=window.first, WINDOW_H=window.height, WINDOW_W=window.width, STRIDE=stride, PAD=padding, OUTSIDE=outside,
-        CORRECT=dw.has_correction, PRECISION=operands.precision, SCALED=operands.scaled, BR=br, BN=bn, BK=config.k,
-        PARTS=parts,
+        FIRST=geometry.first, WINDOW_H=geometry.height, WINDOW_W=geometry.width,
+        STRIDE=geometry.stride, PAD=geometry.padding,
+        # not `geometry.outside`: a program's block of a row may hold taps outside the window, too
+        OUTSIDE=geometry.padding > 0,
+        CORRECT=dw.has_correction, PRECISION=operands.precision, SCALED=operands.scaled,
+        BR=config.m, BN=config.n, BK=config.k, PARTS=parts,
         num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     if db is not None:
-        bm, programs = min(256, next_power_of_two(pixels)), cdiv(outputs, bn)
+        programs = cdiv(outputs, config.n)
         _bias_gradient[(programs, clients)](
             dy_ptr=dy, db_ptr=db.grad, correction_ptr=db.correction, squares_ptr=db.new_partial_norms(programs),
             dy_peak_ptr=dy_peaks,
             stride_b=db.grad.stride(0), scale=scale,
-            M=pixels, CO=outputs, CORRECT=db.has_correction, SCALED=operands.scaled, BM=bm, BN=bn,
+            M=pixels, CO=outputs, CORRECT=db.has_correction, SCALED=operands.scaled,
+            BM=min(256, next_power_of_two(pixels)), BN=config.n,
             num_warps=8,
         )  # fmt: skip
-
-
-def filter_target(buffers: GradientBuffers | None, w_COIhw: Tensor) -> GradientTarget:
-    """Target of the gradient of channels-last filters, which is channels-last, too."""
-    if buffers is None:
-        grad = empty_channels_last(w_COIhw.shape, w_COIhw.device)
-        return GradientTarget(grad, grad, False, None)
-    target = gradient_target(buffers, w_COIhw)
-    if not is_channels_last(target.grad):
-        raise ValueError("a convolution's gradients must lie channels-last")
-    return target
 
 
 class _Conv2d(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, stride: int, padding: int, precision: Precision,
-        buffers: GradientBuffers | None,
-        loss_scale: float,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, stride: int, padding: int, options: LayerOptions
+    ) -> Tensor:
+        precision = options.precision
         x = x.to(activation_dtype(precision)).contiguous()
         clients, batch, height, width, inputs = x.shape
-        outputs, _, kernel_height, kernel_width = w.shape[1:]
-        out_height, out_width = (
-            out_size(height, kernel_height, stride, padding),
-            out_size(width, kernel_width, stride, padding),
-        )
+        outputs, _, *kernel = w.shape[1:]
+        geometry = conv_geometry((height, width), (kernel[0], kernel[1]), stride, padding)
         w = as_channels_last(w)
-        window = reachable_window(
-            (height, width), (out_height, out_width), (kernel_height, kernel_width), stride, padding
-        )
-        packed = pack(w, x.dtype, window)
+        packed = pack(w, x.dtype, geometry)
+        out_height, out_width = geometry.out
         y = torch.empty((clients, batch, out_height, out_width, outputs), dtype=x.dtype, device=x.device)
-        pixels, row = batch * out_height * out_width, window.width * inputs
-        config = launch_config("conv forward", precision)
-        bm, bn, bk = (
-            min(config.m, next_power_of_two(pixels)),
-            min(config.n, next_power_of_two(outputs)),
-            min(config.k, next_power_of_two(row)),
-        )
+        pixels, row = batch * out_height * out_width, geometry.width * inputs
+        config = launch_config("conv forward", precision, pixels, outputs, row)
         bias, stride_bias = (w, 0) if b is None else per_client_parameter(b)
-        _forward[(cdiv(pixels, bm) * cdiv(outputs, bn), clients)](
+        _forward[(cdiv(pixels, config.m) * cdiv(outputs, config.n), clients)](
             x_ptr=x, w_ptr=packed, b_ptr=bias, y_ptr=y,
             stride_bias=stride_bias,
-            M=pixels, H=height, W=width, OH=out_height, OW=out_width, CO=outputs, R=row, CI=inputs, KH=window.height,
-            STRIDE=stride, PAD=padding - window.first, OUTSIDE=window.outside, BIAS=b is not None,
-            PRECISION=dot_operands(precision).precision, BM=bm, BN=bn, BK=bk,
+            M=pixels, H=height, W=width, OH=out_height, OW=out_width, CO=outputs, R=row, CI=inputs, KH=geometry.height,
+            STRIDE=stride, PAD=padding - geometry.first, OUTSIDE=geometry.outside, BIAS=b is not None,
+            PRECISION=dot_operands(precision).precision, BM=config.m, BN=config.n, BK=config.k,
             num_warps=config.warps, num_stages=config.stages,
         )  # fmt: skip
         ctx.save_for_backward(x, w, b, packed)
-        ctx.plan = window, stride, padding, precision, buffers, loss_scale
+        ctx.geometry, ctx.options = geometry, options
         return y
 
     @staticmethod
-    def backward(ctx: Any, *dy_: Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
         x, w, b, packed = ctx.saved_tensors
-        window, stride, padding, precision, buffers, loss_scale = ctx.plan
-        dy = dy_[0].to(x.dtype).contiguous()
-        dx = None
-        if ctx.needs_input_grad[0]:
-            packed = packed if packed_for_both(x.dtype) else pack(w, x.dtype, window, for_input=True)
-            dx = input_gradient(dy, packed, x.shape[2:4], window, stride, padding, precision)
-        dw = filter_target(buffers, w)
-        db = None if b is None else gradient_target(buffers, b, bias=True)
-        weight_gradient(x, dy, dw, db, window, stride, padding, precision, 1 / loss_scale)
-        return dx, *((None, None) if buffers else (dw.grad, db and db.grad)), None, None, None, None, None
+        dy = gradients[0].to(x.dtype).contiguous()
+        geometry, options = ctx.geometry, ctx.options
+        dx = input_gradient(dy, w, packed, geometry, options.precision) if ctx.needs_input_grad[0] else None
+        dw, db = gradient_targets(options.buffers, w, b)
+        weight_gradient(x, dy, dw, db, geometry, options)
+        return dx, dw.returned, db and db.returned, None, None, None
 
 
 def conv2d(
@@ -474,9 +437,6 @@ def conv2d(
     gradient_buffers: GradientBuffers | None = None,
     loss_scale: float = 1.0,
 ) -> Tensor:
-    """Each client's images convolved with its own weights, (C, B, H', W', CO).
-
-    Gradients of activations arrive times `loss_scale`; those of parameters are divided by it, and
-    go to `gradient_buffers`, where filters lie channels-last.
-    """
-    return _Conv2d.apply(x_CBHWI, w_COIhw, b_CO, stride, padding, precision, gradient_buffers, loss_scale)
+    """Convolution of each client's images with its own filters, (C, B, H', W', CO)."""
+    options = LayerOptions(precision, gradient_buffers, loss_scale)
+    return _Conv2d.apply(x_CBHWI, w_COIhw, b_CO, stride, padding, options)

@@ -1,19 +1,20 @@
-"""Convolution, bias, ReLU and 2x2 max-pool of C clients in one kernel, and its gradients.
+"""Convolution, bias, ReLU and 2x2 max-pooling of C clients in one kernel, and its gradients.
 
-Four accumulators, one per position in the pool's window, so that everything after the product
-happens in registers. What backward needs is the position of the largest value (0 to 3, or 4 where
-ReLU cut it off), one byte per pooled value.
+The kernels have four accumulators, one per position in the pooling window, so that everything after
+the product happens in registers. The backward pass needs the position of the largest value only:
+one byte per pooled value, 0 to 3, or 4 where ReLU has made it zero.
 
-Images with at most three channels, where a row of a filter is shorter than a tensor-core step, have
-kernels of their own. Their image is padded to four channels; the fourth is one, so its weight
-gradient is the bias gradient. A group of eight neighbouring pixels (32 values) starting at an even
-column holds the values for both columns of a pool window: one load serves both, with weights
-shifted by one pixel for the second. They have no input gradient: such images are the data.
+Images with at most three channels have kernels of their own, because a row of their filters is
+shorter than one step of a tensor core. Their images are padded to four channels, the fourth of
+which is one: the gradient of its weight is the gradient of the bias. A group, eight neighbouring
+pixels (32 values) from an even column on, holds the values for both columns of a pooling window.
+One load serves both; the second column's filters are shifted by one pixel. These kernels have no
+input gradient: such images are the data.
 
-C clients, B samples, H/W image, CI/CO input and output channels, h/w of a filter, p/q pooled height
-and width, M rows of a product (pooled pixels), R = one row of a filter (w * CI values, contiguous
-in a channels-last image). Of few channels: D = 2 columns of the window, G = 32 values of a group, u
-the image row under a window's top, E/D even and odd accumulators.
+C clients, B samples, H and W height and width of the image, PH and PW of the pooled output, CI and
+CO input and output channels, KH and KW height and width of a filter. In the matrix products, M are
+the rows (pooled pixels), N the columns (channels), K the axis of the sum, R = KW * CI values of one
+row of a filter, G = 32 values of a group. TALL and WIDE are height and width of the padded image.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
@@ -30,12 +31,13 @@ from torch import Tensor
 from stratafl.engine.kernels.common import (
     TORCH,
     GradientTarget,
+    LayerOptions,
     activation_dtype,
     cast,
     cdiv,
     dot_operands,
     exponent,
-    gradient_target,
+    gradient_targets,
     launch_config,
     next_power_of_two,
     per_client_parameter,
@@ -43,29 +45,22 @@ from stratafl.engine.kernels.common import (
     store_gradient,
     unscaled,
 )
-from stratafl.engine.kernels.conv2d import (
-    filter_target,
-    input_gradient,
-    out_size,
-    pack,
-    packed_for_both,
-    reachable_window,
-    weight_gradient,
-)
+from stratafl.engine.kernels.conv2d import conv_geometry, input_gradient, pack, weight_gradient
 from stratafl.engine.kernels.layouts import as_channels_last
-from stratafl.engine.kernels.reference import GradientBuffers
+from stratafl.engine.kernels.reference import GradientBuffers, Pair
 from stratafl.engine.precision import Precision
 
 GROUP = 32
+"""Values of a group: eight pixels of four channels."""
 PIXEL_SPLITS = 5
-"""Parts of the pixels that are summed separately, so that 100 clients fill a GPU."""
+"""Parts of the pixels that are summed by separate programs, so that 100 clients fill a GPU."""
 
 
 @triton.jit
 def relu_pool(acc0, acc1, acc2, acc3, bias_N):
-    """Largest of four accumulators plus bias, cut at zero, and which it was.
+    """ReLU of the largest of four accumulators plus bias, and the number of that accumulator.
 
-    Of equal ones it is the first, and 4 where the value is cut; NaN stays.
+    The number is that of the first of equal ones, and 4 where ReLU gives zero. NaN stays NaN.
     """
     best = acc0
     argmax = tl.zeros(acc0.shape, tl.int32)
@@ -90,10 +85,11 @@ def _forward(
     PAD: tl.constexpr, OUTSIDE: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """One wide product: the weights are its rows, the four positions of a window blocks of columns.
+    """Compute BN channels of BM pooled pixels of a client.
 
-    That reads shared memory less than pixels as rows would. Splitting the columns afterwards moves
-    nothing between threads.
+    One wide product has filters as its rows, and as its columns four blocks of pixels, one per
+    position in the window. It reads shared memory less often than a product with pixels as rows.
+    Splitting its columns afterwards moves no values between threads.
     """
     c = tl.program_id(1).to(tl.int64)
     blocks_n: tl.constexpr = (CO + BN - 1) // BN
@@ -135,6 +131,7 @@ def _forward(
 
 @triton.jit
 def _unpool(dy_ptr, argmax_ptr, out_ptr, M, OH, OW, PH, PW, CO: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """Write the gradient before pooling and ReLU of BN channels of BM pixels of a client."""
     c = tl.program_id(1).to(tl.int64)
     blocks_n: tl.constexpr = (CO + BN - 1) // BN
     m = (tl.program_id(0) // blocks_n) * BM + tl.arange(0, BM)
@@ -148,22 +145,24 @@ def _unpool(dy_ptr, argmax_ptr, out_ptr, M, OH, OW, PH, PW, CO: tl.constexpr, BM
     tl.store(out, tl.where(is_largest, dy, 0.0).to(dy.dtype), mask=(m < M)[:, None] & (n < CO)[None, :])
 
 
-def unpool(dy_CBpqO: Tensor, argmax_CBpqO: Tensor, size: tuple[int, int]) -> Tensor:
-    """Gradient before pool and ReLU: each value where the window's largest was, zero elsewhere."""
+def unpool(dy_CBpqO: Tensor, argmax_CBpqO: Tensor, size: Pair) -> Tensor:
+    """Gradient before pooling and ReLU: at the largest value of each window, and zero elsewhere.
+
+    p and q are the pooled height and width, `size` is the size before pooling.
+    """
     clients, batch, pooled_height, pooled_width, outputs = dy_CBpqO.shape
     out = torch.empty((clients, batch, *size, outputs), dtype=dy_CBpqO.dtype, device=dy_CBpqO.device)
     pixels = batch * size[0] * size[1]
     bn = min(64, next_power_of_two(outputs))
-    bm = 4096 // bn
-    _unpool[(cdiv(pixels, bm) * cdiv(outputs, bn), clients)](
+    _unpool[(cdiv(pixels, 4096 // bn) * cdiv(outputs, bn), clients)](
         dy_ptr=dy_CBpqO, argmax_ptr=argmax_CBpqO, out_ptr=out,
-        M=pixels, OH=size[0], OW=size[1], PH=pooled_height, PW=pooled_width, CO=outputs, BM=bm, BN=bn,
+        M=pixels, OH=size[0], OW=size[1], PH=pooled_height, PW=pooled_width, CO=outputs, BM=4096 // bn, BN=bn,
     )  # fmt: skip
     return out
 
 
 def has_few_channels(inputs: int, kernel_height: int, kernel_width: int) -> bool:
-    """Whether the kernels of few channels support this convolution."""
+    """Whether the kernels for few channels support a convolution."""
     return inputs <= 3 and kernel_height <= 5 and kernel_width <= 7
 
 
@@ -171,6 +170,7 @@ def has_few_channels(inputs: int, kernel_height: int, kernel_width: int) -> bool
 def _pad_channels(
     x_ptr, out_ptr, peak_ptr, N, H, W, WIDE, TALL, PAD, CI: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Copy BLOCK of the N pixels of a client's padded images, as operands; channel 3 is one."""
     c = tl.program_id(1).to(tl.int64)
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None]
     x_ptr += c * (N // (WIDE * TALL)) * H * W * CI
@@ -187,7 +187,10 @@ def _pad_channels(
 
 
 def pad_channels(x_CBHWI: Tensor, padding: int, pooled_width: int, precision: Precision) -> tuple[Tensor, Tensor]:
-    """Images as (C, B, H + 2 padding, an even width that holds every group, 4), and their peaks."""
+    """Padded images with four channels, (C, B, TALL, WIDE, 4), and the peaks of their values.
+
+    TALL is H + 2 padding, and WIDE an even number at which every group is inside the image.
+    """
     x = x_CBHWI.contiguous()
     clients, batch, height, width, inputs = x.shape
     wide, tall = max(width + 2 * padding, 2 * pooled_width + 6), height + 2 * padding
@@ -208,8 +211,10 @@ def _pack_shifted(
     w_ptr, out_ptr, peak_ptr, stride_client, CO, CI: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
     SCALED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """out[row, shift, o, pixel * 4 + channel] = w[o, channel, row, pixel - shift]; w lies
-    channels-last."""
+    """Pack BLOCK channels-last filters of a client for groups, once for each column of a window.
+
+    out[row, shift, o, pixel * 4 + channel] = w[o, channel, row, pixel - shift]
+    """
     c = tl.program_id(1).to(tl.int64)
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None]
     group = tl.arange(0, 32)[None, :]
@@ -230,6 +235,11 @@ def _few_channels_forward(
     M, TALL, WIDE, PH, PW, CO: tl.constexpr, KH: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
     SCALED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
+    """Compute BN channels of BM pooled pixels of a client: sum over filter rows of x_MG w_GN.
+
+    `top` and `bottom` are the two rows of a pooling window, with both columns side by side: a
+    product twice as wide reads shared memory less often.
+    """
     c = tl.program_id(1).to(tl.int64)
     blocks_n: tl.constexpr = (CO + BN - 1) // BN
     m = (tl.program_id(0) // blocks_n) * BM + tl.arange(0, BM)
@@ -239,13 +249,12 @@ def _few_channels_forward(
     w_ptr += c * KH * 2 * CO * 32
     sample, y, x = m // (PH * PW), (m // PW) % PH, m % PW
     start = ((sample * TALL + 2 * y) * WIDE + 2 * x) * 4
-    # both columns' weights side by side: a product twice as wide takes fewer reads of shared memory
     both = tl.arange(0, 2 * BN)
     o = (tl.program_id(0) % blocks_n) * BN + both % BN
     top = tl.zeros((BM, 2 * BN), tl.float32)
     bottom = top
     for row in range(KH):
-        # two pixels of four channels: a group starts at an even column of an even width
+        # a group starts at an even column and the width is even: at a multiple of 2 * 4 values
         row_start = tl.multiple_of(start + row * WIDE * 4, 8)
         upper = tl.load(x_ptr + row_start[:, None] + group[None, :], mask=(m < M)[:, None], other=0.0)
         next_row_start = tl.multiple_of(row_start + WIDE * 4, 8)
@@ -271,7 +280,7 @@ def _few_channels_forward(
 def few_channels_forward(
     x: Tensor, x_peaks: Tensor, w: Tensor, b: Tensor | None, y: Tensor, argmax: Tensor, precision: Precision
 ) -> None:
-    """Compute pooled values and their positions from padded images."""
+    """Compute pooled values and their positions from images of `pad_channels`."""
     clients, batch, tall, wide, _ = x.shape
     outputs, inputs, kernel_height, kernel_width = w.shape[1:]
     packed = torch.empty((clients, kernel_height, 2, outputs, GROUP), dtype=x.dtype, device=x.device)
@@ -284,27 +293,29 @@ def few_channels_forward(
     )  # fmt: skip
     pooled_height, pooled_width = y.shape[2:4]
     pixels = batch * pooled_height * pooled_width
-    config = launch_config("few channels forward", precision)
-    bm, bn = min(config.m, next_power_of_two(pixels)), min(config.n, next_power_of_two(outputs))
+    config = launch_config("few channels forward", precision, pixels, outputs)
     bias, stride_bias = (w, 0) if b is None else per_client_parameter(b)
-    _few_channels_forward[(cdiv(pixels, bm) * cdiv(outputs, bn), clients)](
+    _few_channels_forward[(cdiv(pixels, config.m) * cdiv(outputs, config.n), clients)](
         x_ptr=x, w_ptr=packed, b_ptr=bias, y_ptr=y, argmax_ptr=argmax, x_peak_ptr=x_peaks, w_peak_ptr=w_peaks,
         stride_bias=stride_bias,
         M=pixels, TALL=tall, WIDE=wide, PH=pooled_height, PW=pooled_width, CO=outputs, KH=kernel_height,
-        BIAS=b is not None, PRECISION=operands.precision, SCALED=operands.scaled, BM=bm, BN=bn,
+        BIAS=b is not None, PRECISION=operands.precision, SCALED=operands.scaled, BM=config.m, BN=config.n,
         num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
 
 
 @triton.jit
-def _accumulate_row(acc, upper, lower, x_KG, u: tl.constexpr, row: tl.constexpr, PRECISION: tl.constexpr):
-    """Add the contribution of image row `u` below a window's top to row `row` of the filters.
+def _accumulate_row(
+    acc, upper, lower, x_KG, u: tl.constexpr, row: tl.constexpr, KH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add to the gradient of filter row `row` what image row `u` of a window contributes.
 
-    The filter's row covers it from the window's upper half, or the row above from its lower half.
+    Filter row `row` is on image row `row` for the upper pixels of the window, and on the next image
+    row for the lower ones.
     """
-    if u == row:
+    if u == row and row < KH:
         acc = tl.dot(upper, x_KG, acc, input_precision=PRECISION)
-    if u == row + 1:
+    if u == row + 1 and row < KH:
         acc = tl.dot(lower, x_KG, acc, input_precision=PRECISION)
     return acc
 
@@ -315,9 +326,10 @@ def _few_channels_weight_gradient(
     M, SPAN, TALL, WIDE, PH, PW, CO: tl.constexpr, KH: tl.constexpr, PRECISION: tl.constexpr,
     OPERAND: tl.constexpr, SCALED: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """part[client, split, row, shift, o, group]: sum of SPAN pixels, both columns of the window
-    side
-    by side."""
+    """Compute gradients of filters over SPAN pooled pixels, for both columns of a window.
+
+    They are stored as part[client, split, row, shift, o, group]; `_reduce_splits` adds them up.
+    """
     c = tl.program_id(1).to(tl.int64)
     split, block = tl.program_id(0) % SPLITS, tl.program_id(0) // SPLITS
     column = tl.arange(0, 2 * BN)
@@ -345,15 +357,11 @@ def _few_channels_weight_gradient(
         for u in tl.static_range(KH + 1):
             row_start = tl.multiple_of(start + u * WIDE * 4, 8)
             x_KG = tl.load(x_ptr + row_start[:, None] + group[None, :], mask=(m < end)[:, None], other=0.0)
-            acc0 = _accumulate_row(acc0, upper, lower, x_KG, u, 0, PRECISION)
-            if KH > 1:
-                acc1 = _accumulate_row(acc1, upper, lower, x_KG, u, 1, PRECISION)
-            if KH > 2:
-                acc2 = _accumulate_row(acc2, upper, lower, x_KG, u, 2, PRECISION)
-            if KH > 3:
-                acc3 = _accumulate_row(acc3, upper, lower, x_KG, u, 3, PRECISION)
-            if KH > 4:
-                acc4 = _accumulate_row(acc4, upper, lower, x_KG, u, 4, PRECISION)
+            acc0 = _accumulate_row(acc0, upper, lower, x_KG, u, 0, KH, PRECISION)
+            acc1 = _accumulate_row(acc1, upper, lower, x_KG, u, 1, KH, PRECISION)
+            acc2 = _accumulate_row(acc2, upper, lower, x_KG, u, 2, KH, PRECISION)
+            acc3 = _accumulate_row(acc3, upper, lower, x_KG, u, 3, KH, PRECISION)
+            acc4 = _accumulate_row(acc4, upper, lower, x_KG, u, 4, KH, PRECISION)
     out = part_ptr + (c * SPLITS + split) * (KH * 2 * CO * 32) + (shift * CO + n)[:, None] * 32 + group[None, :]
     mask = (n < CO)[:, None] & (group < 32)[None, :]
     tl.store(out, acc0, mask=mask)
@@ -369,12 +377,16 @@ def _few_channels_weight_gradient(
 
 @triton.jit
 def _reduce_splits(
-    part_ptr, dw_ptr, db_ptr, correction_w_ptr, correction_b_ptr, squares_ptr, x_peak_ptr, dy_peak_ptr, stride_w,
-    stride_b,
-    scale, CO, CI: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, BIAS: tl.constexpr, CORRECT: tl.constexpr,
+    part_ptr, dw_ptr, db_ptr, correction_w_ptr, correction_b_ptr, squares_ptr, x_peak_ptr, dy_peak_ptr,
+    stride_w, stride_b, scale,
+    CO, CI: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, BIAS: tl.constexpr, CORRECT: tl.constexpr,
     SCALED: tl.constexpr, SPLITS: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Add the splits and the two shifted columns, and store them in the weights' layout."""
+    """Add up the parts of BN output channels and one filter row, and store them channels-last.
+
+    The parts of the second column are shifted by one pixel, 4 values. Channel 3 of the first pixel
+    is the gradient of the bias.
+    """
     c = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0) % KH
     n = (tl.program_id(0) // KH) * BN + tl.arange(0, BN)[:, None]
@@ -398,106 +410,89 @@ def _reduce_splits(
 
 
 def few_channels_weight_gradient(
-    x: Tensor,
-    x_peaks: Tensor,
-    dy: Tensor,
-    argmax: Tensor,
-    dw: GradientTarget,
-    db: GradientTarget | None,
-    precision: Precision,
-    scale: float,
-) -> None:
-    """Write the gradients of weights and bias, times `scale`, from the pooled gradient."""
+    x: Tensor, x_peaks: Tensor, dy: Tensor, argmax: Tensor, dw: GradientTarget, db: GradientTarget | None,
+    options: LayerOptions,
+) -> None:  # fmt: skip
+    """Write the gradients of filters and bias to their targets, from the pooled gradient."""
     clients, batch, tall, wide, _ = x.shape
     pooled_height, pooled_width, outputs = dy.shape[2:]
     inputs, kernel_height, kernel_width = dw.grad.shape[2:]
-    operands = reduction_operands(precision)
+    operands = reduction_operands(options.precision)
     dy_peaks = operands.peaks(dy)
     pixels = batch * pooled_height * pooled_width
-    config = launch_config("few channels weight gradient", precision)
-    bn, bk = min(config.m, next_power_of_two(outputs)), config.k
+    # config.m: the rows of this product are output channels
+    config = launch_config("few channels weight gradient", options.precision, outputs, GROUP)
     part = torch.empty((clients, PIXEL_SPLITS, kernel_height, 2, outputs, GROUP), dtype=torch.float32, device=x.device)
-    span = cdiv(cdiv(pixels, PIXEL_SPLITS), bk) * bk
-    _few_channels_weight_gradient[(cdiv(outputs, bn) * PIXEL_SPLITS, clients)](
+    _few_channels_weight_gradient[(cdiv(outputs, config.m) * PIXEL_SPLITS, clients)](
         x_ptr=x, dy_ptr=dy, argmax_ptr=argmax, part_ptr=part, dy_peak_ptr=dy_peaks,
-        M=pixels, SPAN=span, TALL=tall, WIDE=wide, PH=pooled_height, PW=pooled_width, CO=outputs, KH=kernel_height,
-        PRECISION=operands.precision, OPERAND=operands.dtype, SCALED=operands.scaled, BN=bn, BK=bk, SPLITS=PIXEL_SPLITS,
+        M=pixels, SPAN=cdiv(cdiv(pixels, PIXEL_SPLITS), config.k) * config.k, TALL=tall, WIDE=wide,
+        PH=pooled_height, PW=pooled_width, CO=outputs, KH=kernel_height,
+        PRECISION=operands.precision, OPERAND=operands.dtype, SCALED=operands.scaled,
+        BN=config.m, BK=config.k, SPLITS=PIXEL_SPLITS,
         num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     bias = dw if db is None else db
-    programs = kernel_height * cdiv(outputs, bn)
+    programs = kernel_height * cdiv(outputs, config.m)
     _reduce_splits[(programs, clients)](
-        part_ptr=part, dw_ptr=dw.grad, db_ptr=bias.grad, correction_w_ptr=dw.correction,
-        correction_b_ptr=bias.correction,
+        part_ptr=part, dw_ptr=dw.grad, db_ptr=bias.grad,
+        correction_w_ptr=dw.correction, correction_b_ptr=bias.correction,
         squares_ptr=dw.new_partial_norms(programs), x_peak_ptr=x_peaks, dy_peak_ptr=dy_peaks,
-        stride_w=dw.grad.stride(0), stride_b=bias.grad.stride(0), scale=scale,
+        stride_w=dw.grad.stride(0), stride_b=bias.grad.stride(0), scale=1 / options.loss_scale,
         CO=outputs, CI=inputs, KH=kernel_height, KW=kernel_width, BIAS=db is not None, CORRECT=dw.has_correction,
-        SCALED=operands.scaled, SPLITS=PIXEL_SPLITS, BN=bn,
+        SCALED=operands.scaled, SPLITS=PIXEL_SPLITS, BN=config.m,
         num_warps=4,
     )  # fmt: skip
 
 
 class _ConvReluPool(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, padding: int, precision: Precision,
-        buffers: GradientBuffers | None,
-        loss_scale: float,
-    ) -> Tensor:  # fmt: skip
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, padding: int, options: LayerOptions) -> Tensor:
+        precision = options.precision
         clients, batch, height, width, inputs = x.shape
-        outputs, _, kernel_height, kernel_width = w.shape[1:]
-        size = out_size(height, kernel_height, 1, padding), out_size(width, kernel_width, 1, padding)
-        pooled = size[0] // 2, size[1] // 2
+        outputs, _, *kernel = w.shape[1:]
+        geometry = conv_geometry((height, width), (kernel[0], kernel[1]), 1, padding)
+        pooled_height, pooled_width = geometry.out[0] // 2, geometry.out[1] // 2
         dtype = activation_dtype(precision)
-        y = torch.empty((clients, batch, *pooled, outputs), dtype=dtype, device=x.device)
+        y = torch.empty((clients, batch, pooled_height, pooled_width, outputs), dtype=dtype, device=x.device)
         argmax = torch.empty(y.shape, dtype=torch.uint8, device=x.device)
         w = as_channels_last(w)
-        window = reachable_window((height, width), size, (kernel_height, kernel_width), 1, padding)
-        few_channels = not ctx.needs_input_grad[0] and has_few_channels(inputs, kernel_height, kernel_width)
         packed = peaks = None
-        if few_channels:
-            x, peaks = pad_channels(x, padding, pooled[1], precision)
+        if not ctx.needs_input_grad[0] and has_few_channels(inputs, *kernel):
+            x, peaks = pad_channels(x, padding, pooled_width, precision)
             few_channels_forward(x, peaks, w, b, y, argmax, precision)
         else:
             x = x.to(dtype).contiguous()
-            packed = pack(w, dtype, window)
-            pixels, row = batch * pooled[0] * pooled[1], window.width * inputs
-            config = launch_config("pool forward", precision)
-            bm, bn, bk = (
-                min(config.m, next_power_of_two(pixels)),
-                min(config.n, next_power_of_two(outputs)),
-                min(config.k, next_power_of_two(row)),
-            )
+            packed = pack(w, dtype, geometry)
+            pixels, row = batch * pooled_height * pooled_width, geometry.width * inputs
+            config = launch_config("pool forward", precision, pixels, outputs, row)
             bias, stride_bias = (w, 0) if b is None else per_client_parameter(b)
-            _forward[(cdiv(pixels, bm) * cdiv(outputs, bn), clients)](
+            _forward[(cdiv(pixels, config.m) * cdiv(outputs, config.n), clients)](
                 x_ptr=x, w_ptr=packed, b_ptr=bias, y_ptr=y, argmax_ptr=argmax,
                 stride_bias=stride_bias,
-                M=pixels, H=height, W=width, PH=pooled[0], PW=pooled[1], CO=outputs, R=row, CI=inputs,
-                KH=window.height, PAD=padding - window.first, OUTSIDE=window.outside, BIAS=b is not None,
-                PRECISION=dot_operands(precision).precision, BM=bm, BN=bn, BK=bk,
+                M=pixels, H=height, W=width, PH=pooled_height, PW=pooled_width, CO=outputs, R=row, CI=inputs,
+                KH=geometry.height, PAD=padding - geometry.first, OUTSIDE=geometry.outside, BIAS=b is not None,
+                PRECISION=dot_operands(precision).precision, BM=config.m, BN=config.n, BK=config.k,
                 num_warps=config.warps, num_stages=config.stages,
             )  # fmt: skip
         ctx.save_for_backward(x, w, b, argmax, packed, peaks)
-        ctx.plan = (height, width), size, window, padding, precision, buffers, loss_scale, few_channels
+        ctx.geometry, ctx.options = geometry, options
         return y
 
     @staticmethod
-    def backward(ctx: Any, *dy_: Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
         x, w, b, argmax, packed, peaks = ctx.saved_tensors
-        image, size, window, padding, precision, buffers, loss_scale, few_channels = ctx.plan
-        dy = dy_[0].to(activation_dtype(precision)).contiguous()
-        dw = filter_target(buffers, w)
-        db = None if b is None else gradient_target(buffers, b, bias=True)
+        geometry, options = ctx.geometry, ctx.options
+        pooled_dy = gradients[0].to(activation_dtype(options.precision)).contiguous()
+        dw, db = gradient_targets(options.buffers, w, b)
         dx = None
-        if few_channels:
-            few_channels_weight_gradient(x, peaks, dy, argmax, dw, db, precision, 1 / loss_scale)
+        if packed is None:
+            few_channels_weight_gradient(x, peaks, pooled_dy, argmax, dw, db, options)
         else:
-            dense = unpool(dy, argmax, size)
+            dy = unpool(pooled_dy, argmax, geometry.out)
             if ctx.needs_input_grad[0]:
-                packed = packed if packed_for_both(x.dtype) else pack(w, x.dtype, window, for_input=True)
-                dx = input_gradient(dense, packed, image, window, 1, padding, precision)
-            weight_gradient(x, dense, dw, db, window, 1, padding, precision, 1 / loss_scale)
-        return dx, *((None, None) if buffers else (dw.grad, db and db.grad)), None, None, None, None
+                dx = input_gradient(dy, w, packed, geometry, options.precision)
+            weight_gradient(x, dy, dw, db, geometry, options)
+        return dx, dw.returned, db and db.returned, None, None
 
 
 def conv2d_relu_pool(
@@ -509,9 +504,6 @@ def conv2d_relu_pool(
     gradient_buffers: GradientBuffers | None = None,
     loss_scale: float = 1.0,
 ) -> Tensor:
-    """max_pool2d(relu(conv2d(x)), 2) of each client, (C, B, H', W', CO).
-
-    Gradients of activations arrive times `loss_scale`; those of parameters are divided by it and
-    written to `gradient_buffers`.
-    """
-    return _ConvReluPool.apply(x_CBHWI, w_COIhw, b_CO, padding, precision, gradient_buffers, loss_scale)
+    """2x2 max-pooling of the ReLU of a convolution of stride 1, (C, B, H', W', CO)."""
+    options = LayerOptions(precision, gradient_buffers, loss_scale)
+    return _ConvReluPool.apply(x_CBHWI, w_COIhw, b_CO, padding, options)

@@ -1,6 +1,9 @@
-"""Cross-entropy of C clients; its gradient is written in the same pass.
+"""Cross-entropy of C clients; its gradient is computed in the same pass.
 
-C clients, B samples, K classes.
+    loss[c] = sum over b of weight[c, b] * (log(sum over k of exp(z[c, b, k])) - z[c, b, label])
+
+z are logits (C, B, K); the weight of a sample is 1 / number of samples that the mask keeps, and 0
+for the others. C clients, B samples, K classes.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
@@ -22,7 +25,10 @@ def _cross_entropy(
     z_ptr, label_ptr, mask_ptr, loss_ptr, dz_ptr, loss_scale, B, K, MASKED: tl.constexpr,
     BB: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """A label that is no class gives NaN, unless its sample is masked."""
+    """Compute loss and gradient of one client.
+
+    A label that is not a class gives NaN, unless the mask drops its sample.
+    """
     c = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, BK)
     count = tl.zeros((BB,), tl.float32) + 0.0
@@ -73,23 +79,22 @@ class _CrossEntropy(torch.autograd.Function):
             weights = weights.view(torch.uint8)
         _cross_entropy[(clients,)](
             z_ptr=z, label_ptr=labels.contiguous(), mask_ptr=weights, loss_ptr=loss, dz_ptr=dz,
-            loss_scale=loss_scale,
-            B=batch, K=classes, MASKED=mask is not None, BB=bb, BK=bk,
+            loss_scale=loss_scale, B=batch, K=classes, MASKED=mask is not None, BB=bb, BK=bk,
         )  # fmt: skip
         ctx.save_for_backward(dz)
         return loss
 
     @staticmethod
-    def backward(ctx: Any, *dloss_: Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
         (dz,) = ctx.saved_tensors
-        return (dz * dloss_[0][:, None, None]).to(dz.dtype), None, None, None
+        return (dz * gradients[0][:, None, None]).to(dz.dtype), None, None, None
 
 
 def cross_entropy(
     logits_CBK: Tensor, labels_CB: Tensor, mask_CB: Tensor | None = None, loss_scale: float = 1.0
 ) -> Tensor:
-    """Mean loss of each client over the samples that its mask keeps (zero if none).
+    """Mean cross-entropy of each client's samples that its mask keeps, (C); 0 if it keeps none.
 
-    Its gradients are multiplied by `loss_scale`.
+    The gradients are multiplied by `loss_scale`.
     """
     return _CrossEntropy.apply(logits_CBK, labels_CB, mask_CB, loss_scale)

@@ -1,8 +1,8 @@
 """Dropout by the clients' own random streams in one pass.
 
-No mask is stored, since the backward pass draws the same numbers again. C clients, B samples, K
-channels. Values are counted as the module sees them, (B, K, pixels), also where images are
-channels-last.
+No mask is stored: the backward pass draws the same numbers again. C clients, B samples, K channels.
+The number of a value in its stream is that of the layout (B, K, pixels) that the module sees, also
+where images are channels-last.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found,no-untyped-def"
@@ -29,6 +29,11 @@ def _dropout(
     x_ptr, y_ptr, client_ptr, step_ptr, step_stride, start, draw, threshold, scale, golden, first, second, count,
     K: tl.constexpr, PIXELS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Drop BLOCK of the `count` values of a client. Two values share one 64-bit random word.
+
+    start, golden, first, second: state and constants of the hash, see `base.rng.mix`.
+    draw: number of the draw within the step. step_stride: 1 if clients have steps of their own.
+    """
     row = tl.program_id(1).to(tl.int64)
     state = hash_step(start, tl.load(client_ptr + row), golden, first, second)
     state = hash_step(state, tl.load(step_ptr + row * step_stride), golden, first, second)
@@ -45,22 +50,24 @@ def _dropout(
 
 
 class DropoutDraw(NamedTuple):
-    """One draw of each client: which values are kept, and the layout of the values."""
+    """Random numbers that decide which values are kept, and the layout of the values."""
 
     client_C: Tensor
     step: Tensor
-    """One for all clients, or one each."""
+    """Scalar, or one number per client."""
     key: int
+    """State of the hash for the run's seed."""
     draw: int
     """Number of the draw within the step."""
     threshold: int
-    """A value is kept if its 32 random bits are not above this."""
+    """Largest random int32 for which a value is kept."""
     scale: float
     channels: int
     pixels: int
 
 
 def _dropped(x: Tensor, draw: DropoutDraw) -> Tensor:
+    """x with dropped values set to zero, and the others multiplied by the scale."""
     y, count = torch.empty_like(x), x[0].numel()
     golden, first, second = MIXING
     _dropout[(cdiv(count, BLOCK), len(x))](
@@ -84,7 +91,7 @@ class _Dropout(torch.autograd.Function):
 
 
 def dropout(x: Tensor, p: float, source: RandomSource, last: bool = False) -> Tensor:
-    """Dropout by each client's own random stream. `last`: the values are channels-last images."""
+    """Dropout by each client's own random stream. `last`: x are channels-last images."""
     if p == 1 or x.numel() == 0:
         return reference.dropout(x, p, source, last)
     stream = source.stream

@@ -1,6 +1,8 @@
-"""Embedding of C clients, each with its own table.
+"""Embedding of C clients, each with its own table, and the table's gradient.
 
-C clients, N codes of a client, V entries, E features.
+    y[n] = w[code[n]],  dw[v] = sum of dy[n] over all n with code[n] = v
+
+C clients, N codes of a client, V entries of a table, E features of an entry.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
@@ -15,9 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from stratafl.engine.kernels.common import (
+    LayerOptions,
     activation_dtype,
     cdiv,
-    gradient_target,
+    gradient_targets,
     next_power_of_two,
     per_client_parameter,
     store_gradient,
@@ -26,13 +29,15 @@ from stratafl.engine.kernels.reference import GradientBuffers
 from stratafl.engine.precision import Precision
 
 MAX_UNSORTED_ENTRIES = 4096
-"""Entries of a table up to which every block of entries goes through all codes. In a larger table a
-block goes through its own codes only, for which the codes are sorted."""
+"""Most entries of a table for which the program of a block of entries reads all codes.
+
+For a larger table codes are sorted, and a program reads only the codes of its block.
+"""
 
 
 @triton.jit
 def _forward(code_ptr, w_ptr, y_ptr, stride_w, N, V, E, BN: tl.constexpr, BE: tl.constexpr):
-    """A code beyond the table gives NaN: the entry that lies there is another client's."""
+    """Look up BN codes of a client. A code out of range gives NaN, not another client's entry."""
     c = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     e = tl.arange(0, BE)
@@ -48,9 +53,10 @@ def _weight_gradient(
     code_ptr, position_ptr, start_ptr, dy_ptr, dw_ptr, correction_ptr, squares_ptr, stride_w, scale, N, V, E,
     CORRECT: tl.constexpr, SORTED: tl.constexpr, BV: tl.constexpr, BN: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
-    """A product with the codes' indicators: its sum over codes has one order, unlike atomic adds.
+    """Compute the gradients of BE features of BV entries: dw_VE = one_hot_VN dy_NE.
 
-    Of sorted codes, `position` says where each was before, and `start` where a block's codes begin.
+    As a product, the sum over codes has a fixed order, unlike atomic additions. If codes are
+    SORTED, position_ptr has their places before, and start_ptr the first code of each block.
     """
     c = tl.program_id(1).to(tl.int64)
     blocks_e = tl.cdiv(E, BE)
@@ -77,11 +83,10 @@ def _weight_gradient(
 
 
 def _sorted(codes_CN: Tensor, entries: int, block: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Sort each client's codes.
+    """Sort the codes of each client.
 
-    Returns the sorted codes, where each was before, and where the codes of each block of entries
-    begin and the last block's end. Equal codes stay in their order, so that sums have the same bits
-    every time.
+    Returns the sorted codes, their positions before, and the bounds of the codes of each block of
+    entries. Equal codes stay in their order, so that sums have the same bits every time.
     """
     sorted_CN, position_CN = codes_CN.long().sort(dim=1, stable=True)
     bounds = torch.arange(0, entries + block, block, device=codes_CN.device).clamp(max=entries)
@@ -90,52 +95,40 @@ def _sorted(codes_CN: Tensor, entries: int, block: int) -> tuple[Tensor, Tensor,
 
 class _Embedding(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        codes: Tensor,
-        w: Tensor,
-        precision: Precision,
-        buffers: GradientBuffers | None,
-        loss_scale: float,
-    ) -> Tensor:
+    def forward(ctx: Any, codes: Tensor, w: Tensor, options: LayerOptions) -> Tensor:
         codes = codes.contiguous()
         clients, entries, features = w.shape
         count = codes[0].numel()
-        y = torch.empty((*codes.shape, features), dtype=activation_dtype(precision), device=w.device)
+        y = torch.empty((*codes.shape, features), dtype=activation_dtype(options.precision), device=w.device)
         weight, stride_w = per_client_parameter(w)
         be = next_power_of_two(features, 1)
         bn = max(1, 2048 // be)
         _forward[(cdiv(count, bn), clients)](
-            code_ptr=codes, w_ptr=weight, y_ptr=y,
-            stride_w=stride_w,
+            code_ptr=codes, w_ptr=weight, y_ptr=y, stride_w=stride_w,
             N=count, V=entries, E=features, BN=bn, BE=be,
         )  # fmt: skip
         ctx.save_for_backward(codes, w)
-        ctx.plan = buffers, loss_scale
+        ctx.options = options
         return y
 
     @staticmethod
-    def backward(ctx: Any, *dy_: Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
         codes, w = ctx.saved_tensors
-        buffers, loss_scale = ctx.plan
         clients, entries, features = w.shape
-        dw = gradient_target(buffers, w)
+        dw, _ = gradient_targets(ctx.options.buffers, w)
         is_sorted = entries > MAX_UNSORTED_ENTRIES
-        bv, bn, be = (
-            64 if is_sorted else min(32, next_power_of_two(entries)),
-            16 if is_sorted else 32,
-            min(64, next_power_of_two(features)),
-        )
+        bv, bn = (64, 16) if is_sorted else (min(32, next_power_of_two(entries)), 32)
+        be = min(64, next_power_of_two(features))
         codes = codes.flatten(1)
         codes, position, start = _sorted(codes, entries, bv) if is_sorted else (codes, codes, codes)
         programs = cdiv(entries, bv) * cdiv(features, be)
         _weight_gradient[(programs, clients)](
-            code_ptr=codes, position_ptr=position, start_ptr=start, dy_ptr=dy_[0].contiguous(), dw_ptr=dw.grad,
+            code_ptr=codes, position_ptr=position, start_ptr=start, dy_ptr=gradients[0].contiguous(), dw_ptr=dw.grad,
             correction_ptr=dw.correction, squares_ptr=dw.new_partial_norms(programs),
-            stride_w=dw.grad.stride(0), scale=1 / loss_scale,
+            stride_w=dw.grad.stride(0), scale=1 / ctx.options.loss_scale,
             N=codes.shape[1], V=entries, E=features, CORRECT=dw.has_correction, SORTED=is_sorted, BV=bv, BN=bn, BE=be,
         )  # fmt: skip
-        return None, None if buffers else dw.grad, None, None, None
+        return None, dw.returned, None
 
 
 def embedding(
@@ -145,5 +138,5 @@ def embedding(
     gradient_buffers: GradientBuffers | None = None,
     loss_scale: float = 1.0,
 ) -> Tensor:
-    """Each client's codes looked up in its own table, (C, B, T, E)."""
-    return _Embedding.apply(codes_CBT, w_CVE, precision, gradient_buffers, loss_scale)
+    """Embeddings of each client's codes from its own table, (C, B, T, E)."""
+    return _Embedding.apply(codes_CBT, w_CVE, LayerOptions(precision, gradient_buffers, loss_scale))

@@ -1,7 +1,10 @@
-"""Group normalisation of C clients, each with its own scale and shift.
+"""Group normalisation of C clients, each with its own scale and shift, and its gradients.
 
-C clients, B samples, H/W image, K channels, G groups, N = H * W * K / G values of one sample's
-group.
+    y = relu(normal * w + b),  normal = (x - mean) / sqrt(variance + eps)
+
+x and y are (C, B, H, W, K), w and b are (C, K). Mean and variance are over the N = PIXELS * K / G
+values of a group of channels of one sample. C clients, B samples, K channels, G groups. Kernels
+work on blocks of BP pixels by BC channels.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
@@ -17,7 +20,7 @@ from torch import Tensor
 
 from stratafl.engine.kernels.common import (
     cdiv,
-    gradient_target,
+    gradient_targets,
     next_power_of_two,
     per_client_parameter,
     store_gradient,
@@ -30,8 +33,10 @@ def _forward(
     x_ptr, w_ptr, b_ptr, y_ptr, stat_ptr, stride_w, stride_b, eps, B, PIXELS, K: tl.constexpr, G: tl.constexpr,
     RELU: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """One program: one sample's group; first the mean, then squared deviations from it, so that
-    nothing cancels."""
+    """Normalise one group of one sample, and store its mean and 1 / deviation in `stat`.
+
+    The variance is the mean of squared deviations from the mean: E[x^2] - mean^2 loses digits.
+    """
     cell = tl.program_id(0).to(tl.int64)
     sample, group = cell // G, (cell % G).to(tl.int32)
     c = sample // B
@@ -73,8 +78,12 @@ def _input_gradient(
     x_ptr, y_ptr, dy_ptr, w_ptr, stat_ptr, dx_ptr, part_ptr, stride_w, B, PIXELS, K: tl.constexpr, G: tl.constexpr,
     RELU: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """One program: one sample's group, and this sample's part of the gradients of scale and
-    shift."""
+    """Compute the gradient of one group of one sample.
+
+    dx = (dy w - mean(dy w) - normal * mean(dy w normal)) / deviation
+
+    `part` gets the sample's part of the gradients of w, sum of dy normal, and of b, sum of dy.
+    """
     cell = tl.program_id(0).to(tl.int64)
     sample, group = cell // G, (cell % G).to(tl.int32)
     c = sample // B
@@ -114,22 +123,10 @@ def _input_gradient(
 
 @triton.jit
 def _parameter_gradient(
-    part_ptr,
-    dw_ptr,
-    db_ptr,
-    correction_w_ptr,
-    correction_b_ptr,
-    squares_ptr,
-    stride_w,
-    stride_b,
-    scale,
-    B,
-    K,
-    CORRECT: tl.constexpr,
-    BB: tl.constexpr,
-    BC: tl.constexpr,
-):
-    """Add the samples' parts in their order."""
+    part_ptr, dw_ptr, db_ptr, correction_w_ptr, correction_b_ptr, squares_ptr, stride_w, stride_b, scale, B, K,
+    CORRECT: tl.constexpr, BB: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Add up the parts of BC channels over the samples of a client, in their order."""
     c = tl.program_id(1).to(tl.int64)
     k = tl.program_id(0) * BC + tl.arange(0, BC)
     dw = tl.zeros((BB, BC), tl.float32)
@@ -166,14 +163,14 @@ class _GroupNorm(torch.autograd.Function):
             B=batch, PIXELS=pixels, K=channels, G=groups, RELU=relu, BP=bp, BC=bc,
         )  # fmt: skip
         ctx.save_for_backward(x, w, b, y, stat)
-        ctx.plan = groups, relu, buffers, loss_scale, bp, bc
+        ctx.options = groups, relu, buffers, loss_scale, bp, bc
         return y
 
     @staticmethod
-    def backward(ctx: Any, *dy_: Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
         x, w, b, y, stat = ctx.saved_tensors
-        groups, relu, buffers, loss_scale, bp, bc = ctx.plan
-        dy = dy_[0].contiguous()
+        groups, relu, buffers, loss_scale, bp, bc = ctx.options
+        dy = gradients[0].contiguous()
         clients, batch, channels = x.shape[0], x.shape[1], x.shape[-1]
         pixels = x[0, 0].numel() // channels
         dx = torch.empty_like(x)
@@ -184,16 +181,17 @@ class _GroupNorm(torch.autograd.Function):
             stride_w=stride_w,
             B=batch, PIXELS=pixels, K=channels, G=groups, RELU=relu, BP=bp, BC=bc,
         )  # fmt: skip
-        dw, db = gradient_target(buffers, w), gradient_target(buffers, b, bias=True)
+        dw, db = gradient_targets(buffers, w, b)
+        assert db is not None
         programs = cdiv(channels, 64)
         _parameter_gradient[(programs, clients)](
-            part_ptr=part, dw_ptr=dw.grad, db_ptr=db.grad, correction_w_ptr=dw.correction,
-            correction_b_ptr=db.correction,
+            part_ptr=part, dw_ptr=dw.grad, db_ptr=db.grad,
+            correction_w_ptr=dw.correction, correction_b_ptr=db.correction,
             squares_ptr=dw.new_partial_norms(programs),
             stride_w=dw.grad.stride(0), stride_b=db.grad.stride(0), scale=1 / loss_scale,
             B=batch, K=channels, CORRECT=dw.has_correction, BB=16, BC=64,
         )  # fmt: skip
-        return dx, None, *((None, None) if buffers else (dw.grad, db.grad)), None, None, None, None
+        return dx, None, dw.returned, db.returned, None, None, None, None
 
 
 def group_norm(
@@ -206,10 +204,5 @@ def group_norm(
     gradient_buffers: GradientBuffers | None = None,
     loss_scale: float = 1.0,
 ) -> Tensor:
-    """Normalise each sample's groups of channels, apply the client's scale and shift, then ReLU if
-    asked.
-
-    Gradients of activations arrive times `loss_scale`; those of parameters are divided by it and
-    written to `gradient_buffers`.
-    """
+    """Group normalisation with each client's own scale and shift, then ReLU if `relu`."""
     return _GroupNorm.apply(x_CBHWK, groups, w_CK, b_CK, eps, relu, gradient_buffers, loss_scale)

@@ -1,7 +1,6 @@
-"""Images of a step from the data set to the model's input: gathered, flipped and cropped in one
-pass.
+"""Images of a step, from the data set to the model's input: gather, flip and crop in one pass.
 
-C clients, B samples of a batch, K channels, H W height and width.
+N images of the data set, C clients, B samples of a batch, K channels, H and W height and width.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from stratafl.engine.precision import Precision
 
 @triton.jit
 def _uniform(state, draw, golden, first, second):
-    return (
-        logical_right_shift(hash_step(state, draw, golden, first, second), 11).to(tl.float64) * 1.1102230246251565e-16
-    )
+    """Random float64 in [0, 1) of a number of a draw: 53 bits of the hash, times 2^-53."""
+    word = hash_step(state, draw, golden, first, second)
+    return logical_right_shift(word, 11).to(tl.float64) * 1.1102230246251565e-16
 
 
 @triton.jit
@@ -29,6 +28,10 @@ def _load_images(
     data_ptr, index_ptr, client_ptr, step_ptr, out_ptr, start, golden, first, second, B,
     K: tl.constexpr, H: tl.constexpr, W: tl.constexpr, MARGIN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Copy one image; flip it and shift it by at most MARGIN pixels, each with probability 1/2.
+
+    start, golden, first, second: state and constants of the hash, see `base.rng.mix`.
+    """
     sample = tl.program_id(0).to(tl.int64)
     client = tl.load(client_ptr + sample // B)
     state = hash_step(start, client, golden, first, second)
@@ -57,16 +60,15 @@ def _load_images(
 def load_images(
     data_NKHW: Tensor, index_CB: Tensor, seed: int, client_C: Tensor, step: int | Tensor, precision: Precision = "fp32"
 ) -> Tensor:
-    """Equal to `flip_and_crop(data_NKHW[index_CB], seed, client_C, step)`, (C, B, K, H, W).
+    """Images `flip_and_crop(data_NKHW[index_CB], seed, client_C, step)`, (C, B, K, H, W).
 
-    The result is channels-last, and has the type of activations in this precision.
+    They are channels-last in memory, and of the type of activations in this precision.
     """
     clients, batch = index_CB.shape
     channels, height, width = data_NKHW.shape[1:]
-    out_CBHWK = torch.empty(
-        clients, batch, height, width, channels, dtype=activation_dtype(precision), device=data_NKHW.device
-    )
-    step = torch.as_tensor(step, dtype=torch.long, device=data_NKHW.device)
+    dtype, device = activation_dtype(precision), data_NKHW.device
+    out_CBHWK = torch.empty(clients, batch, height, width, channels, dtype=dtype, device=device)
+    step = torch.as_tensor(step, dtype=torch.long, device=device)
     golden, first, second = MIXING
     _load_images[(clients * batch,)](
         data_ptr=data_NKHW, index_ptr=index_CB.contiguous(), client_ptr=client_C, step_ptr=step, out_ptr=out_CBHWK,

@@ -1,8 +1,8 @@
-"""Layouts of images and filters: channels-first and channels-last, and operands of another type.
+"""Layouts of images and filters, and casts of operands.
 
-C clients, B samples, N = H * W pixels, K channels, CO/CI output and input channels, T = KH * KW
-places of a filter. A client's filters lie channels-last, (CO, KH, KW, CI), in the rows the kernels
-compute with; `convert_filters` brings them there and back.
+C clients, B samples, N values of a client, K channels, CO and CI output and input channels,
+T = KH * KW taps: positions of a filter. In the rows that the kernels compute with, the filters of a
+client are channels-last, (CO, KH, KW, CI); `convert_filters` copies them there and back.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
@@ -16,25 +16,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stratafl.engine.kernels.common import TORCH, TRITON, DotOperands, cast, cdiv, exponent, next_power_of_two
-
-
-def is_channels_last(w_COIhw: Tensor) -> bool:
-    """Whether each client's filters are channels-last."""
-    return w_COIhw[0].is_contiguous(memory_format=torch.channels_last)
-
-
-def empty_channels_last(shape: torch.Size, device: torch.device) -> Tensor:
-    """Empty channels-last filters of shape (C, CO, CI, KH, KW)."""
-    clients, outputs, inputs, height, width = shape
-    return torch.empty((clients, outputs, height, width, inputs), device=device).permute(0, 1, 4, 2, 3)
+from stratafl.engine.kernels.common import (
+    TORCH,
+    TRITON,
+    DotOperands,
+    cast,
+    cdiv,
+    exponent,
+    is_channels_last,
+    next_power_of_two,
+)
 
 
 def as_channels_last(w_COIhw: Tensor) -> Tensor:
-    """These filters in channels-last layout."""
+    """Filters in channels-last layout, copied if they are not."""
     if is_channels_last(w_COIhw):
         return w_COIhw
-    filters = w_COIhw if w_COIhw.stride(0) else w_COIhw[:1]  # clients share those of a frozen layer
+    filters = w_COIhw if w_COIhw.stride(0) else w_COIhw[:1]  # clients share the filters of a frozen layer
     return filters.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3).expand(w_COIhw.shape)
 
 
@@ -43,6 +41,7 @@ def _convert_filters(
     w_ptr, out_ptr, stride_client, out_client, stride_i, stride_t, out_i, out_t, CO, CI, T: tl.constexpr,
     BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
+    """Copy BLOCK_O x BLOCK_I filters of a client, with all taps t, from w to out."""
     c = tl.program_id(1).to(tl.int64)
     blocks_i = tl.cdiv(CI, BLOCK_I)
     o = (tl.program_id(0) // blocks_i) * BLOCK_O + tl.arange(0, BLOCK_O)[:, None, None]
@@ -56,17 +55,16 @@ def _convert_filters(
 def convert_filters(w_COIhw: Tensor, out_COIhw: Tensor) -> None:
     """Copy filters to the other layout: from channels-last to channels-first, or back.
 
-    Reading and writing are coalesced only if both the taps and the inputs lie in one block.
+    A block holds all taps and many inputs, because one layout is contiguous in taps and the other
+    in inputs: so both reading and writing are coalesced.
     """
     clients, outputs, inputs, height, width = w_COIhw.shape
     taps = height * width
     block_t, block_i = next_power_of_two(taps, 1), min(64, next_power_of_two(inputs, 1))
     block_o = min(next_power_of_two(outputs, 1), max(1, 4096 // (block_t * block_i)))
     channels_first, channels_last = (taps, 1), (1, inputs)
-    is_last = is_channels_last(w_COIhw)
-    (stride_i, stride_t), (out_i, out_t) = (
-        (channels_last, channels_first) if is_last else (channels_first, channels_last)
-    )
+    strides = (channels_last, channels_first) if is_channels_last(w_COIhw) else (channels_first, channels_last)
+    (stride_i, stride_t), (out_i, out_t) = strides
     _convert_filters[(cdiv(outputs, block_o) * cdiv(inputs, block_i), clients)](
         w_ptr=w_COIhw, out_ptr=out_COIhw,
         stride_client=w_COIhw.stride(0), out_client=out_COIhw.stride(0), stride_i=stride_i, stride_t=stride_t,
@@ -77,6 +75,7 @@ def convert_filters(w_COIhw: Tensor, out_COIhw: Tensor) -> None:
 
 @triton.jit
 def _cast(x_ptr, out_ptr, peak_ptr, N, DTYPE: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr):
+    """Cast BLOCK of the N values of a client."""
     c = tl.program_id(1).to(tl.int64)
     offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + c * N + offset, mask=offset < N, other=0.0)
@@ -84,7 +83,7 @@ def _cast(x_ptr, out_ptr, peak_ptr, N, DTYPE: tl.constexpr, SCALED: tl.constexpr
 
 
 def cast_scaled(x: Tensor, operands: DotOperands) -> tuple[Tensor, Tensor]:
-    """Cast a contiguous tensor to the operand of a product, and return its peaks, too."""
+    """Cast a contiguous tensor to the operand of a product, and return it with its peaks."""
     peaks = operands.peaks(x)
     if TRITON[x.dtype] == operands.dtype:
         return x, peaks
@@ -99,7 +98,7 @@ def cast_scaled(x: Tensor, operands: DotOperands) -> tuple[Tensor, Tensor]:
 
 @triton.jit
 def _transpose(x_ptr, out_ptr, A, B, BA: tl.constexpr, BB: tl.constexpr):
-    """Transpose (A, B) to (B, A), one sample per program."""
+    """Transpose a block of one sample's matrix (A, B)."""
     sample = tl.program_id(0).to(tl.int64)
     a = tl.program_id(1) * BA + tl.arange(0, BA)[:, None]
     b = tl.program_id(2) * BB + tl.arange(0, BB)[None, :]
@@ -109,12 +108,10 @@ def _transpose(x_ptr, out_ptr, A, B, BA: tl.constexpr, BB: tl.constexpr):
 
 
 def _transposed(x: Tensor, samples: int, a: int, b: int) -> Tensor:
+    """Matrices (samples, a, b) as (samples, b, a)."""
     out = torch.empty((samples, b, a), dtype=x.dtype, device=x.device)
     ba, bb = min(64, next_power_of_two(a, 1)), min(64, next_power_of_two(b, 1))
-    _transpose[(samples, triton.cdiv(a, ba), triton.cdiv(b, bb))](
-        x_ptr=x.contiguous(), out_ptr=out,
-        A=a, B=b, BA=ba, BB=bb,
-    )  # fmt: skip
+    _transpose[(samples, cdiv(a, ba), cdiv(b, bb))](x_ptr=x.contiguous(), out_ptr=out, A=a, B=b, BA=ba, BB=bb)
     return out
 
 
@@ -126,11 +123,11 @@ class _Flatten(torch.autograd.Function):
         return _transposed(x, clients * batch, height * width, channels).view(clients, batch, -1)
 
     @staticmethod
-    def backward(ctx: Any, *dy_: Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
         clients, batch, height, width, channels = ctx.shape
-        return _transposed(dy_[0], clients * batch, channels, height * width).view(ctx.shape)
+        return _transposed(gradients[0], clients * batch, channels, height * width).view(ctx.shape)
 
 
 def flatten(x_CBHWK: Tensor) -> Tensor:
-    """Images as rows (C, B, K * H * W), in the order of a flattened channels-first image."""
+    """Images as vectors (C, B, K * H * W), in the order of a flattened channels-first image."""
     return _Flatten.apply(x_CBHWK)

@@ -1,10 +1,13 @@
-"""Linear layers of C clients, each with its own weights, with bias and ReLU; fp32 weights are cast
-in registers.
+"""Linear layers of C clients, each with its own weights, with bias and ReLU.
 
-These products read or write each weight once and do little with it, so they are bound by memory:
-weights are the operand with many rows, the batch the one with few. Shapes are compiled in: loads
-are wide only where the compiler sees that rows begin at multiples of 16 bytes. C clients, B
-samples, CI/CO input and output features.
+    y = relu(x w^T + b),  x (C, B, CI),  w (C, CO, CI),  b (C, CO),  y (C, B, CO)
+
+C clients, B samples, CI and CO input and output features, `b`, `i` and `o` their numbers.
+
+These products read or write each weight once and do little with it, so memory bandwidth bounds
+them: weights are the operand with many rows, samples the one with few. Weights are fp32 in memory
+and cast in registers. Shapes are compile-time constants: loads are wide only if the compiler sees
+that rows begin at multiples of 16 bytes.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
@@ -19,14 +22,14 @@ import triton.language as tl
 from torch import Tensor
 
 from stratafl.engine.kernels.common import (
+    LayerOptions,
     activation_dtype,
     cast,
     cdiv,
     dot_operands,
     exponent,
-    gradient_target,
+    gradient_targets,
     launch_config,
-    next_power_of_two,
     per_client_parameter,
     reduction_operands,
     store_gradient,
@@ -36,7 +39,7 @@ from stratafl.engine.kernels.reference import GradientBuffers
 from stratafl.engine.precision import Precision
 
 GROUPS = 4
-"""Programs that share a block of rows of a weight gradient."""
+"""Programs that compute the columns of one block of rows of a weight gradient."""
 
 
 @triton.jit
@@ -45,6 +48,7 @@ def _forward(
     RELU: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
     BO: tl.constexpr, BB: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
+    """Compute BO outputs of BB samples of a client: y_OB = relu(w_OK x_BK^T + b_O)."""
     c = tl.program_id(1).to(tl.int64)
     blocks_b = tl.cdiv(B, BB)
     o = (tl.program_id(0) // blocks_b) * BO + tl.arange(0, BO)
@@ -66,12 +70,24 @@ def _forward(
 
 
 @triton.jit
+def _output_gradient(dy_ptr, y_ptr, b, o, B, CO, RELU: tl.constexpr):
+    """Gradient before ReLU of samples b and outputs o. ReLU passes it on where y is NaN."""
+    mask = (b < B)[:, None] & (o < CO)[None, :]
+    offset = b[:, None] * CO + o[None, :]
+    dy_BO = tl.load(dy_ptr + offset, mask=mask, other=0.0)
+    if RELU:
+        dy_BO = tl.where(tl.load(y_ptr + offset, mask=mask, other=0.0) <= 0.0, 0.0, dy_BO).to(dy_BO.dtype)
+    return dy_BO
+
+
+@triton.jit
 def _input_gradient(
     dy_ptr, y_ptr, w_ptr, dx_ptr, dy_peak_ptr, w_peak_ptr, stride_w,
     B: tl.constexpr, CO: tl.constexpr, CI: tl.constexpr,
     RELU: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr, SCALED: tl.constexpr,
     BI: tl.constexpr, BB: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
+    """Compute the gradients of BI inputs of BB samples of a client: dx_BI = dy_BK w_KI."""
     c = tl.program_id(1).to(tl.int64)
     blocks_b = tl.cdiv(B, BB)
     i = (tl.program_id(0) // blocks_b) * BI + tl.arange(0, BI)
@@ -83,28 +99,13 @@ def _input_gradient(
     acc = tl.zeros((BB, BI), tl.float32)
     for first in range(0, CO, BK):
         k = first + tl.arange(0, BK)
-        mask = (b < B)[:, None] & (k < CO)[None, :]
-        offset = b[:, None] * CO + k[None, :]
-        dy_BK = tl.load(dy_ptr + offset, mask=mask, other=0.0)
-        if RELU:
-            dy_BK = tl.where(tl.load(y_ptr + offset, mask=mask, other=0.0) <= 0.0, 0.0, dy_BK).to(dy_BK.dtype)
+        dy_BK = _output_gradient(dy_ptr, y_ptr, b, k, B, CO, RELU)
         w_KI = tl.load(w_ptr + k[:, None] * CI + i[None, :], mask=(k < CO)[:, None] & (i < CI)[None, :], other=0.0)
         dy_BK = cast(dy_BK, OPERAND, dy_exponent, SCALED)
         acc = tl.dot(dy_BK, cast(w_KI, OPERAND, w_exponent, SCALED), acc, input_precision=PRECISION)
     acc = unscaled(acc, dy_exponent + w_exponent, SCALED)
     out = dx_ptr + c * B * CI + b[:, None] * CI + i[None, :]
     tl.store(out, acc.to(dx_ptr.dtype.element_ty), mask=(b < B)[:, None] & (i < CI)[None, :])
-
-
-@triton.jit
-def _output_gradient(dy_ptr, y_ptr, k, o, B, CO, RELU: tl.constexpr):
-    """Rows k and columns o of the gradient before ReLU. An output that is NaN lets it through."""
-    mask = (k < B)[:, None] & (o < CO)[None, :]
-    offset = k[:, None] * CO + o[None, :]
-    dy_KO = tl.load(dy_ptr + offset, mask=mask, other=0.0)
-    if RELU:
-        dy_KO = tl.where(tl.load(y_ptr + offset, mask=mask, other=0.0) <= 0.0, 0.0, dy_KO).to(dy_KO.dtype)
-    return dy_KO
 
 
 @triton.jit
@@ -115,8 +116,11 @@ def _weight_gradient(
     CORRECT: tl.constexpr, GROUPS: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr, BK: tl.constexpr,
     ONE: tl.constexpr,
 ):  # fmt: skip
-    """One program: some rows of the weights, every GROUPS-th block of columns; a batch that fits is
-    loaded once."""
+    """Compute gradients of weights, dw_OI = dy_KO^T x_KI, and of biases, the sums of dy_KO over k.
+
+    A program computes BO rows of the weights, and of them every GROUPS-th block of BI columns. If
+    the batch is ONE block, the gradient of the outputs is loaded once for all columns.
+    """
     c = tl.program_id(1).to(tl.int64)
     group = tl.program_id(0) % GROUPS
     o = (tl.program_id(0) // GROUPS) * BO + tl.arange(0, BO)
@@ -132,7 +136,7 @@ def _weight_gradient(
         i = first_i + tl.arange(0, BI)
         offset = c * stride_w + o[:, None] * CI + i[None, :]
         weights_mask = (o < CO)[:, None] & (i < CI)[None, :]
-        # corrections are most of what is read, so they are loaded before the product
+        # loaded before the product, because corrections are most of what the kernel reads
         correction = 0.0
         if CORRECT:
             correction = tl.load(correction_w_ptr + offset, mask=weights_mask, other=0.0)
@@ -161,41 +165,32 @@ def _weight_gradient(
     tl.store(squares_ptr + c * tl.num_programs(0) + tl.program_id(0), squares)
 
 
-class _Linear(torch.autograd.Function):
+class _TritonLinear(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, relu: bool, precision: Precision,
-        buffers: GradientBuffers | None,
-        loss_scale: float,
-    ) -> Tensor:  # fmt: skip
-        x = x.to(activation_dtype(precision)).contiguous()
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, relu: bool, options: LayerOptions) -> Tensor:
+        x = x.to(activation_dtype(options.precision)).contiguous()
         clients, batch, inputs = x.shape
         outputs = w.shape[1]
         y = torch.empty((clients, batch, outputs), dtype=x.dtype, device=x.device)
         weight, stride_w = per_client_parameter(w)
         bias, stride_bias = (weight, 0) if b is None else per_client_parameter(b)
-        config = launch_config("linear forward", precision)
-        bo, bb, bk = (
-            min(config.m, next_power_of_two(outputs)),
-            min(config.n, next_power_of_two(batch)),
-            min(config.k, next_power_of_two(inputs)),
-        )
-        _forward[(cdiv(outputs, bo) * cdiv(batch, bb), clients)](
+        config = launch_config("linear forward", options.precision, outputs, batch, inputs)
+        _forward[(cdiv(outputs, config.m) * cdiv(batch, config.n), clients)](
             x_ptr=x, w_ptr=weight, b_ptr=bias, y_ptr=y,
             stride_w=stride_w, stride_bias=stride_bias,
             B=batch, CO=outputs, CI=inputs, RELU=relu, BIAS=b is not None,
-            PRECISION=dot_operands(precision).precision, BO=bo, BB=bb, BK=bk,
+            PRECISION=dot_operands(options.precision).precision, BO=config.m, BB=config.n, BK=config.k,
             num_warps=config.warps, num_stages=config.stages,
         )  # fmt: skip
         ctx.save_for_backward(x, w, b, y)
-        ctx.plan = relu, precision, buffers, loss_scale
+        ctx.relu, ctx.options = relu, options
         return y
 
     @staticmethod
-    def backward(ctx: Any, *dy_: Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
         x, w, b, y = ctx.saved_tensors
-        relu, precision, buffers, loss_scale = ctx.plan
-        dy = dy_[0].to(x.dtype).contiguous()
+        relu, (precision, buffers, loss_scale) = ctx.relu, ctx.options
+        dy = gradients[0].to(x.dtype).contiguous()
         clients, batch, inputs = x.shape
         outputs = w.shape[1]
         operands = reduction_operands(precision)
@@ -204,47 +199,30 @@ class _Linear(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             dx = torch.empty_like(x)
             weight, stride_w = per_client_parameter(w)
-            config = launch_config("linear input gradient", precision)
-            bi, bb, bk = (
-                min(config.m, next_power_of_two(inputs)),
-                min(config.n, next_power_of_two(batch)),
-                min(config.k, next_power_of_two(outputs)),
-            )
-            _input_gradient[(cdiv(inputs, bi) * cdiv(batch, bb), clients)](
+            config = launch_config("linear input gradient", precision, inputs, batch, outputs)
+            _input_gradient[(cdiv(inputs, config.m) * cdiv(batch, config.n), clients)](
                 dy_ptr=dy, y_ptr=y, w_ptr=weight, dx_ptr=dx, dy_peak_ptr=dy_peaks, w_peak_ptr=operands.peaks(weight),
                 stride_w=stride_w,
                 B=batch, CO=outputs, CI=inputs, RELU=relu, PRECISION=operands.precision, OPERAND=operands.dtype,
-                SCALED=operands.scaled, BI=bi, BB=bb, BK=bk,
+                SCALED=operands.scaled, BI=config.m, BB=config.n, BK=config.k,
                 num_warps=config.warps, num_stages=config.stages,
             )  # fmt: skip
-        dw = gradient_target(buffers, w)
-        db = dw if b is None else gradient_target(buffers, b, bias=True)
-        config = launch_config("linear weight gradient", precision)
-        bo, bi, bk = (
-            min(config.m, next_power_of_two(outputs)),
-            min(config.n, next_power_of_two(inputs)),
-            min(config.k, next_power_of_two(batch)),
-        )
-        groups = min(GROUPS, cdiv(inputs, bi))
-        programs = cdiv(outputs, bo) * groups
+        dw, db = gradient_targets(buffers, w, b)
+        bias = dw if db is None else db
+        config = launch_config("linear weight gradient", precision, outputs, inputs, batch)
+        groups = min(GROUPS, cdiv(inputs, config.n))
+        programs = cdiv(outputs, config.m) * groups
         _weight_gradient[(programs, clients)](
-            x_ptr=x, dy_ptr=dy, y_ptr=y, dw_ptr=dw.grad, db_ptr=db.grad, correction_w_ptr=dw.correction,
-            correction_b_ptr=db.correction,
+            x_ptr=x, dy_ptr=dy, y_ptr=y, dw_ptr=dw.grad, db_ptr=bias.grad,
+            correction_w_ptr=dw.correction, correction_b_ptr=bias.correction,
             squares_ptr=dw.new_partial_norms(programs), x_peak_ptr=operands.peaks(x), dy_peak_ptr=dy_peaks,
-            stride_w=dw.grad.stride(0), stride_b=db.grad.stride(0), scale=1 / loss_scale,
+            stride_w=dw.grad.stride(0), stride_b=bias.grad.stride(0), scale=1 / loss_scale,
             B=batch, CO=outputs, CI=inputs, RELU=relu, BIAS=b is not None, PRECISION=operands.precision,
-            OPERAND=operands.dtype,
-            SCALED=operands.scaled, CORRECT=dw.has_correction, GROUPS=groups, BO=bo, BI=bi, BK=bk, ONE=batch <= bk,
+            OPERAND=operands.dtype, SCALED=operands.scaled, CORRECT=dw.has_correction, GROUPS=groups,
+            BO=config.m, BI=config.n, BK=config.k, ONE=batch <= config.k,
             num_warps=config.warps, num_stages=config.stages,
         )  # fmt: skip
-        return (
-            dx,
-            *((None, None) if buffers else (dw.grad, None if b is None else db.grad)),
-            None,
-            None,
-            None,
-            None,
-        )
+        return dx, dw.returned, db and db.returned, None, None
 
 
 def linear(
@@ -256,9 +234,5 @@ def linear(
     gradient_buffers: GradientBuffers | None = None,
     loss_scale: float = 1.0,
 ) -> Tensor:
-    """x @ w^T + b of each client, (C, B, CO), then ReLU if asked.
-
-    Gradients of activations arrive times `loss_scale`; those of parameters are divided by it and
-    written to `gradient_buffers`.
-    """
-    return _Linear.apply(x_CBI, w_COI, b_CO, relu, precision, gradient_buffers, loss_scale)
+    """x @ w^T + b of each client, then ReLU if `relu`: (C, B, CO)."""
+    return _TritonLinear.apply(x_CBI, w_COI, b_CO, relu, LayerOptions(precision, gradient_buffers, loss_scale))

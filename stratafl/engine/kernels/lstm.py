@@ -1,13 +1,17 @@
 """LSTM of C clients, each with its own weights.
 
-Where a client's state weights fit into the shared memory of a multiprocessor, one program takes
-some of its samples through all steps of a layer, and only what the backward pass needs is written
-to memory. Elsewhere a step's product of state and weights is torch's, and all that follows up to
-the next product is one kernel. In both cases the gates of all steps are stored in place of their
-input part, and the state weights' gradient is one product over all steps.
+    i, f, o = sigmoid(gates),  g = tanh(gates),  gates = x w^T + state v^T + biases
+    cell = f * cell + i * g,  state = o * tanh(cell)
 
-C clients, B samples, T steps, I inputs, O outputs (N in the kernels), G = 4 * O gates: i, f,
-g, o, in torch's order.
+If the state weights of a client fit into the shared memory of a multiprocessor, one program takes
+some of its samples through all steps of a layer, and writes to memory only what the backward pass
+needs. Otherwise each step is a product of state and weights by torch, and one kernel for everything
+up to the next product. In both cases the gates of all steps overwrite their input part x w^T, and
+the gradient of the state weights is one product over all steps.
+
+Gates are (C, B, T, G), states and cells (C, B, T + 1, O), with a zero before the first step.
+C clients, B samples, T steps, I inputs, O outputs (N in the kernels), G = 4 * O gates: i, f, g, o,
+in torch's order.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
@@ -28,20 +32,21 @@ from stratafl.engine.precision import Precision
 LayerWeights = tuple[Tensor, Tensor, Tensor, Tensor]
 """Input weights (C, G, I), state weights (C, G, O), and their biases (C, G)."""
 
-
 MAX_HIDDEN = 128
-"""Most outputs whose state weights, in 16 bits, leave room for the rest: 128 KB of 227."""
+"""Most outputs for which 16-bit state weights, 128 KB, fit into 227 KB of shared memory."""
 SAMPLES, WARPS = 64, 8
-"""Samples and warps of one program that goes through all steps."""
+"""Samples and warps of one program that computes all steps."""
 
 
 @triton.jit
 def _tanh(x):
+    """tanh(x), by the logistic function."""
     return 2.0 * tl.sigmoid(2.0 * x) - 1.0
 
 
 @triton.jit
-def _pre(gates_ptr, product_ptr, offset, row, mask, FIRST: tl.constexpr):
+def _gate_input(gates_ptr, product_ptr, offset, row, mask, FIRST: tl.constexpr):
+    """Gates before their activation: input part plus product of state and weights."""
     value = tl.load(gates_ptr + offset, mask=mask, other=0.0).to(tl.float32)
     if not FIRST:
         value += tl.load(product_ptr + row, mask=mask, other=0.0).to(tl.float32)
@@ -52,16 +57,19 @@ def _pre(gates_ptr, product_ptr, offset, row, mask, FIRST: tl.constexpr):
 def _cell_forward(
     product_ptr, gates_ptr, cell_ptr, state_ptr, t, T, N: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One step of a row; cells and states have a zero in front of the first step."""
+    """Compute step t of BLOCK outputs of one sample `r` of all clients' samples.
+
+    product_ptr: product of the last state and the state weights, not read in the FIRST step.
+    """
     r = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = o < N
     offset = (r * T + t) * 4 * N + o
     row = r * 4 * N + o
-    i_gate = tl.sigmoid(_pre(gates_ptr, product_ptr, offset, row, mask, FIRST))
-    f_gate = tl.sigmoid(_pre(gates_ptr, product_ptr, offset + N, row + N, mask, FIRST))
-    g_gate = _tanh(_pre(gates_ptr, product_ptr, offset + 2 * N, row + 2 * N, mask, FIRST))
-    o_gate = tl.sigmoid(_pre(gates_ptr, product_ptr, offset + 3 * N, row + 3 * N, mask, FIRST))
+    i_gate = tl.sigmoid(_gate_input(gates_ptr, product_ptr, offset, row, mask, FIRST))
+    f_gate = tl.sigmoid(_gate_input(gates_ptr, product_ptr, offset + N, row + N, mask, FIRST))
+    g_gate = _tanh(_gate_input(gates_ptr, product_ptr, offset + 2 * N, row + 2 * N, mask, FIRST))
+    o_gate = tl.sigmoid(_gate_input(gates_ptr, product_ptr, offset + 3 * N, row + 3 * N, mask, FIRST))
     before = (r * (T + 1) + t) * N + o
     cell = f_gate * tl.load(cell_ptr + before, mask=mask, other=0.0) + i_gate * g_gate
     kind = gates_ptr.dtype.element_ty
@@ -78,6 +86,11 @@ def _cell_gradient(
     gates_ptr, cell_ptr, dstate_ptr, dafter_ptr, dcell_ptr, dgates_ptr, t, T, N: tl.constexpr, LAST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Compute the gradients of the gates and the cell of step t, for BLOCK outputs of one sample.
+
+    dstate_ptr: gradient of the layer's output. dafter_ptr, dcell_ptr: gradients of state and cell
+    that the next step has written, not read in the LAST step.
+    """
     r = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = o < N
@@ -87,11 +100,11 @@ def _cell_gradient(
     g_gate = tl.load(gates_ptr + offset + 2 * N, mask=mask, other=0.0).to(tl.float32)
     o_gate = tl.load(gates_ptr + offset + 3 * N, mask=mask, other=0.0).to(tl.float32)
     before = (r * (T + 1) + t) * N + o
-    wide = _tanh(tl.load(cell_ptr + before + N, mask=mask, other=0.0))
+    tanh_cell = _tanh(tl.load(cell_ptr + before + N, mask=mask, other=0.0))
     dstate = tl.load(dstate_ptr + (r * T + t) * N + o, mask=mask, other=0.0).to(tl.float32)
     if not LAST:
         dstate += tl.load(dafter_ptr + r * N + o, mask=mask, other=0.0).to(tl.float32)
-    dcell = dstate * o_gate * (1.0 - wide * wide)
+    dcell = dstate * o_gate * (1.0 - tanh_cell * tanh_cell)
     if not LAST:
         dcell += tl.load(dcell_ptr + r * N + o, mask=mask, other=0.0)
     kind = dgates_ptr.dtype.element_ty
@@ -99,14 +112,13 @@ def _cell_gradient(
     tl.store(dgates_ptr + offset, (dcell * g_gate * i_gate * (1.0 - i_gate)).to(kind), mask=mask)
     tl.store(dgates_ptr + offset + N, (dcell * last_cell * f_gate * (1.0 - f_gate)).to(kind), mask=mask)
     tl.store(dgates_ptr + offset + 2 * N, (dcell * i_gate * (1.0 - g_gate * g_gate)).to(kind), mask=mask)
-    tl.store(dgates_ptr + offset + 3 * N, (dstate * wide * o_gate * (1.0 - o_gate)).to(kind), mask=mask)
+    tl.store(dgates_ptr + offset + 3 * N, (dstate * tanh_cell * o_gate * (1.0 - o_gate)).to(kind), mask=mask)
     tl.store(dcell_ptr + r * N + o, dcell * f_gate, mask=mask)
 
 
 @triton.jit
 def _state_weights(w_ptr, stride_summed: tl.constexpr, stride_other: tl.constexpr, N: tl.constexpr, BN: tl.constexpr):
-    """State weights of each gate as the second operand of a product: the axis of the sum is
-    first."""
+    """State weights of each gate, as a second operand: the axis of the product's sum is first."""
     i = tl.arange(0, BN)
     offset = i[:, None] * stride_summed + i[None, :] * stride_other
     mask = (i < N)[:, None] & (i < N)[None, :]
@@ -121,14 +133,13 @@ def _state_weights(w_ptr, stride_summed: tl.constexpr, stride_other: tl.constexp
 def _sequence_forward(
     gates_ptr, w_ptr, cell_ptr, state_ptr, B, T, N: tl.constexpr, BB: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """All steps of BB samples of a client; cells and states have a zero in front of the first
-    step."""
+    """Compute all steps of BB samples of a client."""
     c = tl.program_id(0).to(tl.int64)
     b = tl.program_id(1) * BB + tl.arange(0, BB)
     o = tl.arange(0, BN)
     kind = gates_ptr.dtype.element_ty
     w_i, w_f, w_g, w_o = _state_weights(w_ptr + c * 4 * N * N, 1, N, N, BN)
-    # steps move the pointers, one number each; the offsets of a step's values stay in 32 bits
+    # a step moves the pointers, so that the offsets within a step fit into 32 bits
     mask = (b < B)[:, None] & (o < N)[None, :]
     gates_ptr += c * B * T * 4 * N
     cell_ptr += c * B * (T + 1) * N + N
@@ -164,6 +175,7 @@ def _sequence_forward(
 def _sequence_backward(
     gates_ptr, w_ptr, cell_ptr, dstate_ptr, dgates_ptr, B, T, N: tl.constexpr, BB: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
+    """Compute the gradients of the gates of BB samples of a client, last step first."""
     c = tl.program_id(0).to(tl.int64)
     b = tl.program_id(1) * BB + tl.arange(0, BB)
     o = tl.arange(0, BN)
@@ -180,15 +192,14 @@ def _sequence_backward(
     dcell = tl.zeros((BB, BN), tl.float32)
     dstate = tl.zeros((BB, BN), tl.float32)
     for _ in range(T):
-        # products first: a loaded value is then converted to the products' layout once, and not
-        # each
-        # of its terms
+        # each gate's gradient is written as a product minus a term, not as x * (1 - gate): then a
+        # loaded value is converted to the layout of the products once
         dstate += tl.load(dstate_ptr + state_offset, mask=mask, other=0.0).to(tl.float32)
         o_gate = tl.load(gates_ptr + 3 * N + gate, mask=mask, other=0.0).to(tl.float32)
-        wide = _tanh(tl.load(cell_ptr + N + before, mask=mask, other=0.0))
+        tanh_cell = _tanh(tl.load(cell_ptr + N + before, mask=mask, other=0.0))
         through = dstate * o_gate
-        dcell += through - through * wide * wide
-        product = through * wide
+        dcell += through - through * tanh_cell * tanh_cell
+        product = through * tanh_cell
         d_o = (product - product * o_gate).to(kind)
         tl.store(dgates_ptr + 3 * N + gate, d_o, mask=mask)
         i_gate = tl.load(gates_ptr + gate, mask=mask, other=0.0).to(tl.float32)
@@ -215,12 +226,12 @@ def _sequence_backward(
 
 
 def _weights_fit(outputs: int, kind: torch.dtype) -> bool:
-    """Whether a client's state weights fit into a multiprocessor's shared memory."""
+    """Whether the state weights of a client fit into the shared memory of a multiprocessor."""
     return kind.itemsize == 2 and next_power_of_two(outputs) <= MAX_HIDDEN
 
 
 def _launch_sequence(kernel: Any, shape: torch.Size, **pointers: Tensor) -> None:
-    """Launch a kernel that goes through all steps of gates of this shape, (C, B, T, G)."""
+    """Launch a kernel that computes all steps of gates of a shape (C, B, T, G)."""
     clients, batch, steps, gates = shape
     outputs, samples = gates // 4, min(SAMPLES, next_power_of_two(batch))
     kernel[(clients, cdiv(batch, samples))](
@@ -230,16 +241,16 @@ def _launch_sequence(kernel: Any, shape: torch.Size, **pointers: Tensor) -> None
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """Batched product in fp32, whatever the operands' type."""
+    """Batched product of operands of any type, in fp32."""
     if a.dtype == torch.float32:
         return torch.bmm(a, b)
     return torch.bmm(a, b, out_dtype=torch.float32) if a.is_cuda else torch.bmm(a.float(), b.float())
 
 
-class _Layer(torch.autograd.Function):
+class _LSTMLayer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gates_CBTG: Tensor, w_CGO: Tensor) -> Tensor:
-        """States of all steps from the gates' input part, which is overwritten."""
+        """States of all steps, (C, B, T, O), from the gates' input part, which is overwritten."""
         clients, batch, steps, gates = gates_CBTG.shape
         outputs = gates // 4
         state = torch.empty((clients, batch, steps + 1, outputs), dtype=gates_CBTG.dtype, device=gates_CBTG.device)
@@ -249,9 +260,8 @@ class _Layer(torch.autograd.Function):
         w = w_CGO.to(state.dtype)
         if _weights_fit(outputs, state.dtype):
             w = w.contiguous()
-            _launch_sequence(
-                _sequence_forward, gates_CBTG.shape, gates_ptr=gates_CBTG, w_ptr=w, cell_ptr=cell, state_ptr=state
-            )
+            pointers = {"gates_ptr": gates_CBTG, "w_ptr": w, "cell_ptr": cell, "state_ptr": state}
+            _launch_sequence(_sequence_forward, gates_CBTG.shape, **pointers)
         else:
             block = min(512, next_power_of_two(outputs))
             product = gates_CBTG  # not read in the first step
@@ -260,18 +270,17 @@ class _Layer(torch.autograd.Function):
                     product = torch.bmm(state[:, :, t], w.mT)
                 _cell_forward[(clients * batch, cdiv(outputs, block))](
                     product_ptr=product, gates_ptr=gates_CBTG, cell_ptr=cell, state_ptr=state,
-                    t=t,
-                    T=steps, N=outputs, FIRST=t == 0, BLOCK=block,
+                    t=t, T=steps, N=outputs, FIRST=t == 0, BLOCK=block,
                 )  # fmt: skip
         ctx.save_for_backward(gates_CBTG, cell, state, w)
         return state[:, :, 1:]
 
     @staticmethod
-    def backward(ctx: Any, *dy_: Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
         gates, cell, state, w = ctx.saved_tensors
         clients, batch, steps, _ = gates.shape
         outputs = state.shape[-1]
-        dstate = dy_[0].contiguous()
+        dstate = gradients[0].contiguous()
         dgates = torch.empty_like(gates)
         if _weights_fit(outputs, state.dtype):
             _launch_sequence(
@@ -282,15 +291,14 @@ class _Layer(torch.autograd.Function):
             dcell = torch.empty_like(cell[:, :, 0])
             block = min(512, next_power_of_two(outputs))
             after = dcell  # not read in the last step
-            for t in range(steps - 1, -1, -1):
+            for t in reversed(range(steps)):
                 last = t == steps - 1
                 if not last:
                     after = torch.bmm(dgates[:, :, t + 1], w)
                 _cell_gradient[(clients * batch, cdiv(outputs, block))](
                     gates_ptr=gates, cell_ptr=cell, dstate_ptr=dstate, dafter_ptr=after, dcell_ptr=dcell,
                     dgates_ptr=dgates,
-                    t=t,
-                    T=steps, N=outputs, LAST=last, BLOCK=block,
+                    t=t, T=steps, N=outputs, LAST=last, BLOCK=block,
                 )  # fmt: skip
         dw_CGO = _product(dgates.flatten(1, 2).mT, state[:, :, :-1].flatten(1, 2))
         return dgates, dw_CGO
@@ -300,5 +308,5 @@ def lstm(x_CBTI: Tensor, layers: list[LayerWeights], precision: Precision = "fp3
     """Outputs of an LSTM at each step, (C, B, T, O)."""
     x_CBTI = x_CBTI.to(activation_dtype(precision))
     for w_CGI, w_CGO, b_CG, c_CG in layers:
-        x_CBTI = _Layer.apply(linear_nd(x_CBTI, w_CGI, b_CG + c_CG, precision), w_CGO)
+        x_CBTI = _LSTMLayer.apply(linear_nd(x_CBTI, w_CGI, b_CG + c_CG, precision), w_CGO)
     return x_CBTI

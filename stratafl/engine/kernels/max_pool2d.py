@@ -1,6 +1,9 @@
-"""Largest value of each window of an image, and which it was.
+"""Max-pooling of C clients, and its gradient. The backward pass needs one byte per window: the
+position of its largest value.
 
-C clients, B samples, H/W image, K channels, M pixels.
+C clients, B samples, H and W height and width of the image, OH and OW of the output, K channels, M
+pixels of what a kernel computes. KH and KW size, SH and SW stride, PH and PW padding of the
+windows. Kernels work on blocks of BM pixels by BN channels.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
@@ -24,6 +27,7 @@ def _max(
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
+    """Compute the largest values of BM windows of a client, and their positions."""
     c = tl.program_id(1).to(tl.int64)
     blocks_n: tl.constexpr = (K + BN - 1) // BN
     m = (tl.program_id(0) // blocks_n) * BM + tl.arange(0, BM)
@@ -32,7 +36,7 @@ def _max(
     x_ptr += c * (M // (OH * OW)) * H * W * K
     valid = (m < M)[:, None] & (n < K)[None, :]
     best = tl.full((BM, BN), float("-inf"), tl.float32)
-    # where all are -inf the first counts, as in torch
+    # if all values are -inf, the position is that of the first one inside the image, as in torch
     argmax = tl.zeros((BM, BN), tl.int32) + (tl.maximum(-top, 0) * KW + tl.maximum(-left, 0))[:, None]
     for tap in tl.static_range(KH * KW):
         y, x = top + tap // KW, left + tap % KW
@@ -53,8 +57,10 @@ def _max_gradient(
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """One program: some pixels, each of which sums the gradients of the windows whose largest value
-    it was."""
+    """Compute the gradients of BM pixels of a client.
+
+    The gradient of a pixel is the sum of the gradients of the windows whose largest value it is.
+    """
     c = tl.program_id(1).to(tl.int64)
     blocks_n: tl.constexpr = (K + BN - 1) // BN
     m = (tl.program_id(0) // blocks_n) * BM + tl.arange(0, BM)
@@ -76,54 +82,46 @@ def _max_gradient(
     tl.store(dx_ptr + out, total.to(dx_ptr.dtype.element_ty), mask=valid)
 
 
-def _grid(pixels: int, channels: int, clients: int) -> tuple[tuple[int, int], int, int]:
+def _launch(
+    kernel: Any, image_shape: torch.Size, out_shape: torch.Size, pixels: int, windows: tuple[Pair, ...],
+    **pointers: Tensor,
+) -> None:  # fmt: skip
+    """Launch a kernel that computes `pixels` pixels of each client, for windows (size, stride,
+    padding)."""
+    clients, _, height, width, channels = image_shape
+    kernel_size, stride, padding = windows
     bn = min(64, next_power_of_two(channels, 1))
     bm = 2048 // bn
-    return (cdiv(pixels, bm) * cdiv(channels, bn), clients), bm, bn
+    kernel[(cdiv(pixels, bm) * cdiv(channels, bn), clients)](
+        **pointers, M=pixels, H=height, W=width, OH=out_shape[2], OW=out_shape[3], K=channels,
+        KH=kernel_size[0], KW=kernel_size[1], SH=stride[0], SW=stride[1], PH=padding[0], PW=padding[1], BM=bm, BN=bn,
+    )  # fmt: skip
 
 
 class _MaxPool(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
+    def forward(ctx: Any, x: Tensor, *windows: Pair) -> Tensor:
         x = x.contiguous()
-        clients, batch, height, width, channels = x.shape
-        size = [
-            (length + 2 * p - k) // s + 1
-            for length, k, s, p in zip((height, width), kernel, stride, padding, strict=True)
-        ]
+        clients, batch, *image, channels = x.shape
+        lengths = zip(image, *windows, strict=True)
+        size = [(length + 2 * padding - kernel) // stride + 1 for length, kernel, stride, padding in lengths]
         y = torch.empty((clients, batch, *size, channels), dtype=x.dtype, device=x.device)
         argmax = torch.empty(y.shape, dtype=torch.uint8, device=x.device)
-        pixels = batch * size[0] * size[1]
-        grid, bm, bn = _grid(pixels, channels, clients)
-        _max[grid](
-            x_ptr=x, y_ptr=y, argmax_ptr=argmax,
-            M=pixels, H=height, W=width, OH=size[0], OW=size[1], K=channels, KH=kernel[0], KW=kernel[1],
-            SH=stride[0], SW=stride[1], PH=padding[0], PW=padding[1], BM=bm, BN=bn,
-        )  # fmt: skip
+        _launch(_max, x.shape, y.shape, y.shape[1:-1].numel(), windows, x_ptr=x, y_ptr=y, argmax_ptr=argmax)
         ctx.save_for_backward(argmax)
-        ctx.plan = x.shape, kernel, stride, padding
+        ctx.image_shape, ctx.windows = x.shape, windows
         return y
 
     @staticmethod
-    def backward(ctx: Any, *dy_: Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
         (argmax,) = ctx.saved_tensors
-        shape, kernel, stride, padding = ctx.plan
-        dy = dy_[0].contiguous()
-        clients, batch, height, width, channels = shape
+        shape, dy = ctx.image_shape, gradients[0].contiguous()
         dx = torch.empty(shape, dtype=dy.dtype, device=dy.device)
-        grid, bm, bn = _grid(batch * height * width, channels, clients)
-        pixels = batch * height * width
-        _max_gradient[grid](
-            dy_ptr=dy, argmax_ptr=argmax, dx_ptr=dx,
-            M=pixels, H=height, W=width, OH=dy.shape[2], OW=dy.shape[3], K=channels, KH=kernel[0], KW=kernel[1],
-            SH=stride[0], SW=stride[1], PH=padding[0], PW=padding[1], BM=bm, BN=bn,
-        )  # fmt: skip
+        pointers = {"dy_ptr": dy, "argmax_ptr": argmax, "dx_ptr": dx}
+        _launch(_max_gradient, shape, dy.shape, shape[1:-1].numel(), ctx.windows, **pointers)
         return dx, None, None, None
 
 
 def max_pool2d(x_CBHWK: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
-    """Largest value of each window, (C, B, H', W', K).
-
-    Which it was is kept in a byte, so windows have at most 255 pixels.
-    """
+    """Max-pooling, (C, B, H', W', K), for windows of at most 255 pixels."""
     return _MaxPool.apply(x_CBHWK, kernel, stride, padding)

@@ -1,12 +1,14 @@
-"""Operations of many clients at once, each client with its own weights, in plain torch.
+"""Layers and optimizer steps of many clients at once, each client with its own weights, in plain
+PyTorch.
 
-They are what a CPU uses and what explains the Triton kernels of the same names. Images are
-channels-last, which suits torch's convolution and the kernels alike. `precision` is that of a
-product's operands ("fp32", "tf32", "bf16", "fp16"); weights and their gradients keep their type.
+These functions are what a CPU uses, and the specification of the Triton kernels of the same names.
+Images are channels-last, which is fast for torch's convolution and for the kernels. `precision` is
+that of a product's operands ("fp32", "tf32", "bf16", "fp16"); weights and their gradients keep
+their type.
 
-Shape suffixes: C clients, B batch, H W height and width, I O channels or features in and out, h w
-of a filter, K channels or classes, T length of a sequence, V vocabulary, E embedding, G gates, M
-everything between C and the last.
+Shape suffixes: C clients, B batch, H W height and width, I O input and output channels or features,
+h w height and width of a filter, K channels or classes, T length of a sequence, V vocabulary, E
+embedding, G gates, M all axes between C and the last, P parameters.
 """
 
 from __future__ import annotations
@@ -25,20 +27,21 @@ from stratafl.engine.precision import HALF_DTYPES, Precision, cast_operand
 from stratafl.engine.random_streams import RandomSource
 
 Pair = tuple[int, int]
-
 Size = int | Pair
 
 MAX_POOL_WINDOW = 16
-"""Pixels in a pool's window up to which the Triton kernel is used. It has each of them written out,
-so that compiling a large window would take minutes."""
+"""Most pixels of a pooling window for which the Triton kernel is used.
+
+The kernel's loop over them is unrolled: compiling it for a large window would take minutes.
+"""
 
 
 class GradientBuffers(NamedTuple):
     """Destination of a layer's weight gradients: views of the gradient matrix (C, P).
 
-    The layer's backward pass writes them there, and autograd gets none for these parameters. With
-    views of a correction matrix of the same strides, gradient + correction is written. Kernels take
-    filters, (C, CO, CI, KH, KW), that lie channels-last.
+    The layer's backward pass writes gradients there, and autograd gets none for these parameters.
+    With views of a correction matrix of the same strides, gradient + correction is written. The
+    kernels need channels-last filters, (C, CO, CI, KH, KW).
     """
 
     weight: Tensor
@@ -46,42 +49,49 @@ class GradientBuffers(NamedTuple):
     add_weight: Tensor | None = None
     add_bias: Tensor | None = None
     squared_norms: list[Tensor] | None = None
-    """Parts (C, n) of each client's squared norm of what was written are appended to this list, if
-    the backend computes them: the optimizer step clips by them without another pass."""
+    """List to which parts (C, n) of each client's squared norm are appended, or None.
+
+    Some backends compute them where they write gradients, so that clipping needs no other pass.
+    """
 
 
-class _Linear(torch.autograd.Function):
-    """Linear layer whose weight gradients, the bulk of what a step writes, are written once."""
+class _BufferedLinear(torch.autograd.Function):
+    """Linear layer that writes its weight gradients straight to gradient buffers.
+
+    Weight gradients are most of what a step writes, and are written only once in this way.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x_CBI: Tensor, w_COI: Tensor, b_CO: Tensor | None, relu: bool, plan: Any) -> Tensor:
+    def forward(
+        ctx: Any, x_CBI: Tensor, w_COI: Tensor, b_CO: Tensor | None, relu: bool, buffers: GradientBuffers,
+        loss_scale: float,
+    ) -> Tensor:  # fmt: skip
         y_CBO = torch.bmm(x_CBI, w_COI.mT)
         if b_CO is not None:
             y_CBO += b_CO[:, None]
         if relu:
             y_CBO.relu_()
         ctx.save_for_backward(x_CBI, w_COI, y_CBO if relu else None)
-        ctx.plan = plan
+        ctx.options = buffers, loss_scale
         return y_CBO
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         x_CBI, w_COI, y_CBO = ctx.saved_tensors
-        buffers, scale = ctx.plan  # a scale other than 1 is for 16-bit operands only
+        buffers, scale = ctx.options  # the scale is 1 unless operands have 16 bits
         dy_CBO = gradients[0]
         if y_CBO is not None:
             dy_CBO = torch.ops.aten.threshold_backward(dy_CBO, y_CBO, 0)
         dx_CBI = torch.bmm(dy_CBO, w_COI) if ctx.needs_input_grad[0] else None
-        # not directly into the rows, which lie apart: torch's product is slower at that than this
-        # copy
+        # a product into rows that are not contiguous is slower than a product and this copy
         write_gradient(torch.bmm(dy_CBO.mT, x_CBI), buffers.weight, buffers.add_weight, scale)
         if buffers.bias is not None:
             write_gradient(dy_CBO.sum(dim=1, dtype=buffers.bias.dtype), buffers.bias, buffers.add_bias, scale)
-        return dx_CBI, None, None, None, None
+        return dx_CBI, None, None, None, None, None
 
 
 def write_gradient(gradient: Tensor, out: Tensor, correction: Tensor | None, scale: float) -> None:
-    """Write a gradient that is `scale` times too large to its destination, plus its correction."""
+    """Write gradient / scale, plus the correction if there is one, to its destination."""
     if correction is not None:
         torch.add(correction, gradient, alpha=1 / scale, out=out)
         return
@@ -99,14 +109,14 @@ def linear(
     gradient_buffers: GradientBuffers | None = None,
     loss_scale: float = 1.0,
 ) -> Tensor:
-    """x @ w^T + b of each client, (C, B, O), then ReLU if asked.
+    """x @ w^T + b of each client, then ReLU if `relu`: (C, B, O).
 
-    Gradients of the result arrive times `loss_scale`; those of the parameters are divided by it.
+    The incoming gradient is `loss_scale` times too large; parameter gradients are divided by it.
     """
     x_CBI, w = cast_operand(x_CBI, precision), cast_operand(w_COI, precision)
     b = None if b_CO is None else cast_operand(b_CO, precision)
     if gradient_buffers is not None:
-        return _Linear.apply(x_CBI, w, b, relu, (gradient_buffers, loss_scale))
+        return _BufferedLinear.apply(x_CBI, w, b, relu, gradient_buffers, loss_scale)
     y_CBO = torch.bmm(x_CBI, w.mT) if b is None else torch.baddbmm(b[:, None], x_CBI, w.mT)
     return y_CBO.relu() if relu else y_CBO
 
@@ -127,46 +137,45 @@ def conv2d(
     dilation: Size = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Each client's images convolved with its own weights, (C, B, H', W', O)."""
+    """Convolution of each client's images with its own filters, (C, B, H', W', O)."""
     x, w = cast_operand(x_CBHWI, precision), cast_operand(w_COIhw, precision)
     b = None if b_CO is None else cast_operand(b_CO, precision)
     clients, batch = x.shape[:2]
     if x.device.type == "cpu":
-        # a filter set per client leaves a CPU nothing to share, and one call a client needs no
-        # transposed copies
+        # one call per client needs no transposed copies, and a grouped call is not faster on a CPU
         biases = [None] * clients if b is None else list(b.unbind())
         per_client = zip(x.unbind(), w.unbind(), biases, strict=True)
         options = stride, padding, dilation, groups
         return torch.stack([channels_last(F.conv2d(channels_first(x), w, b, *options)) for x, w, b in per_client])
     # one convolution whose groups are the clients (times their own groups)
-    merged = x.permute(1, 0, 4, 2, 3).flatten(1, 2)
-    bias = None if b is None else b.flatten()
-    y = F.conv2d(merged, w.flatten(0, 1), bias, stride, padding, dilation, clients * groups)
+    x_all = x.permute(1, 0, 4, 2, 3).flatten(1, 2)
+    b_all = None if b is None else b.flatten()
+    y = F.conv2d(x_all, w.flatten(0, 1), b_all, stride, padding, dilation, clients * groups)
     return y.view(batch, clients, -1, *y.shape[2:]).permute(1, 0, 3, 4, 2)
 
 
 def conv2d_relu_pool(
     x_CBHWI: Tensor, w_COIhw: Tensor, b_CO: Tensor | None, padding: Size = 0, precision: Precision = "fp32"
 ) -> Tensor:
-    """Convolution of stride 1, ReLU and the largest of each 2x2 pixels."""
+    """2x2 max-pooling of the ReLU of a convolution of stride 1, (C, B, H', W', O)."""
     y = conv2d(x_CBHWI, w_COIhw, b_CO, 1, padding, precision)
-    # the two commute, and a quarter of the pixels is left to rectify
+    # pooling and ReLU commute, and a quarter of the pixels is left for ReLU
     return per_image(lambda x: F.max_pool2d(x, 2), y).relu()
 
 
 def per_image(function: Callable[[Tensor], Tensor], x_CBHWK: Tensor) -> Tensor:
-    """Apply a function of channels-first images to the images of all clients."""
+    """Apply a function of channels-first images to the channels-last images of all clients."""
     y = channels_last(function(channels_first(x_CBHWK.flatten(0, 1))))
     return y.unflatten(0, x_CBHWK.shape[:2])
 
 
 def max_pool2d(x_CBHWK: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
-    """Largest value of each window, (C, B, H', W', K)."""
+    """Max-pooling, (C, B, H', W', K)."""
     return per_image(lambda x: F.max_pool2d(x, kernel, stride, padding), x_CBHWK)
 
 
 def flatten(x_CBHWK: Tensor) -> Tensor:
-    """Images as rows (C, B, K * H * W), in the order of a flattened channels-first image."""
+    """Images as vectors (C, B, K * H * W), in the order of a flattened channels-first image."""
     return x_CBHWK.movedim(-1, 2).flatten(2)
 
 
@@ -178,9 +187,8 @@ def group_norm(
     eps: float = 1e-5,
     relu: bool = False,
 ) -> Tensor:
-    """Group normalisation of each image, with each client's own scale and shift, then ReLU if
-    asked."""
-    # torch cannot differentiate channels-last images that need no gradient themselves
+    """Group normalisation with each client's own scale and shift, then ReLU if `relu`."""
+    # torch's group norm of channels-last images has a backward pass only if they need a gradient
     if x_CBHWK.device.type == "cpu" and x_CBHWK.requires_grad and w_CK is not None and b_CK is not None:
         per_client = zip(x_CBHWK.unbind(), w_CK.unbind(), b_CK.unbind(), strict=True)
         y_CBHWK = torch.stack(
@@ -199,8 +207,8 @@ def layer_norm(x: Tensor, shape: tuple[int, ...], w: Tensor | None, b: Tensor | 
 def embedding(codes_CBT: Tensor, w_CVE: Tensor, precision: Precision = "fp32") -> Tensor:
     """Look up each client's codes in its own table.
 
-    Beyond a client's table lies the next one's. So a code out of range is an error, or NaN on a
-    GPU, where the host must not wait for the device.
+    In memory, the next client's table follows. So a code out of range raises IndexError; on a GPU,
+    where the host must not wait for the device, its embedding is NaN.
     """
     clients, vocabulary, _ = w_CVE.shape
     codes_CBT = codes_CBT.long()
@@ -219,7 +227,7 @@ def embedding(codes_CBT: Tensor, w_CVE: Tensor, precision: Precision = "fp32") -
 def lstm(x_CBTE: Tensor, layers: list[tuple[Tensor, Tensor, Tensor, Tensor]], precision: Precision = "fp32") -> Tensor:
     """Outputs of an LSTM at each step, (C, B, T, O).
 
-    Each layer is (input weights, state weights, input bias, state bias).
+    A layer is (input weights, state weights, input bias, state bias), as in `nn.LSTM`.
     """
     x_CBTI = x_CBTE
     for w_CGI, w_CGO, b_CG, c_CG in layers:
@@ -238,8 +246,10 @@ def lstm(x_CBTE: Tensor, layers: list[tuple[Tensor, Tensor, Tensor, Tensor]], pr
 
 
 def cross_entropy(logits_CBK: Tensor, labels_CB: Tensor, mask_CB: Tensor) -> Tensor:
-    """Mean cross-entropy of each client's own samples. Labels may have further axes, then so have
-    the logits after K."""
+    """Mean cross-entropy of each client's samples that its mask keeps, (C).
+
+    Labels may have more axes; the logits then have the same axes after K.
+    """
     logits = logits_CBK.flatten(0, 1)
     dtype = torch.float32 if logits.dtype in HALF_DTYPES.values() else logits.dtype
     loss = F.cross_entropy(logits.to(dtype), labels_CB.flatten(0, 1).long(), reduction="none")
@@ -260,10 +270,10 @@ def fused_optimizer_step(
     squared_norms: Sequence[Tensor] = (),
     clipped_steps: Tensor | None = None,
 ) -> None:
-    """Clip each client's gradient, add weight decay, and take a step of the optimizer, in place.
+    """Clip each client's gradient, add weight decay, and take an optimizer step, in place.
 
-    This uses up `g_CP`. `squared_norms` are parts (C, n) of its rows' squared norms, if they are
-    known already; to `clipped_steps` is added how many rows were clipped.
+    `g_CP` is overwritten. `squared_norms` are parts (C, n) of the squared norms of its rows, if
+    they have been computed. The number of clipped rows is added to `clipped_steps`.
     """
     if clip_norm is not None:
         if squared_norms:
@@ -285,15 +295,14 @@ def fused_optimizer_step(
 def optimizer_step(
     x_CP: Tensor, direction_CP: Tensor, lr: float | Tensor, *, optimizer: Optimiser, state: Rows, path_CP: Tensor | None
 ) -> None:
-    """Take a step of the optimizer in place: of the rows, its states and the paths."""
+    """Take an optimizer step, in place, and subtract lr * direction from the path, if any."""
     if path_CP is not None:
         _descend(path_CP, direction_CP, lr)
     if type(optimizer) is SGD:
         if optimizer.momentum:
             velocity_CP = state["velocity"].mul_(optimizer.momentum).add_(direction_CP)
-            direction_CP = (
-                direction_CP.add(velocity_CP, alpha=optimizer.momentum) if optimizer.nesterov else velocity_CP
-            )
+            nesterov = optimizer.nesterov
+            direction_CP = direction_CP.add(velocity_CP, alpha=optimizer.momentum) if nesterov else velocity_CP
         _descend(x_CP, direction_CP, lr)
         return
     new_state, change_CP = optimizer.step(state, direction_CP, x_CP, lr)
@@ -303,7 +312,7 @@ def optimizer_step(
 
 
 def _descend(x_CP: Tensor, direction_CP: Tensor, lr: float | Tensor) -> None:
-    """Step against the direction, in place."""
+    """Subtract lr times the direction, in place."""
     if isinstance(lr, Tensor):
         x_CP.addcmul_(direction_CP, -lr)
     else:
@@ -322,7 +331,7 @@ def _affine(x: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
 
 
 def dropout(x: Tensor, p: float, source: RandomSource, last: bool = False) -> Tensor:
-    """Dropout by each client's own random stream. `last`: the values are channels-last images."""
+    """Dropout by each client's own random stream. `last`: x are channels-last images."""
     if p == 1:
         return x * torch.zeros_like(x)
     kept = source.chance(1 - p, (x.movedim(-1, 2) if last else x).shape, x.device)
@@ -340,16 +349,7 @@ def channels_last(x_BKHW: Tensor) -> Tensor:
 REFERENCE_OPS: dict[str, Callable[..., Tensor]] = {
     function.__name__: function
     for function in (
-        linear,
-        conv2d,
-        conv2d_relu_pool,
-        max_pool2d,
-        flatten,
-        group_norm,
-        layer_norm,
-        embedding,
-        lstm,
-        cross_entropy,
+        linear, conv2d, conv2d_relu_pool, max_pool2d, flatten, group_norm, layer_norm, embedding, lstm, cross_entropy,
         dropout,
     )
-}
+}  # fmt: skip

@@ -1,9 +1,9 @@
-"""Updates of C clients' rows of P parameters in one pass each: optimizer step, and drift.
+"""Updates of the rows of C clients, P parameters each, in one pass: optimizer step, and drift.
 
 The step of a client is: gradient with its correction -> clip by the client's norm -> + weight decay
--> SGD or Adam. It is one pass, after one for the squared norms if there is a clip and they are not
-known yet. Rows may lie apart, if those of all matrices do so alike; the gaps are treated like the
-rest and must be zero.
+-> SGD or Adam. It is one pass over the matrices. If steps are clipped and the squared norms are not
+given, another pass computes them. There may be gaps between rows, the same in all matrices; gaps
+must hold zeros, and are updated like parameters.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
@@ -25,20 +25,23 @@ from stratafl.core.rule import Rows
 from stratafl.engine.kernels.common import cdiv, next_power_of_two
 
 MAX_PARTS = 256
-"""Parts of a sum that every program of the pass may add up for itself."""
+"""Most parts of a squared norm that every program of the step adds up itself."""
 
 
 @triton.jit
 def _squared_norms(
     g_ptr, part_ptr, P, WIDTH, ALIGN: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """Sums of squares over fixed blocks of every row, so that they do not depend on the row's place
-    in the matrix."""
+    """Compute the sum of squares of STEPS blocks of a row.
+
+    Blocks begin at fixed places of a row, so that sums do not depend on the row's place in the
+    matrix. WIDTH is the stride of the rows, a multiple of ALIGN.
+    """
     c = tl.program_id(1).to(tl.int64)
     row = tl.multiple_of(c * WIDTH, ALIGN)
     first = tl.program_id(0) * STEPS * BLOCK
     total = tl.zeros((BLOCK,), tl.float32)
-    # a mask against P would keep the loads from being wide, so only the last program has one
+    # a mask against P prevents wide loads, so only the last program has one
     if first + STEPS * BLOCK <= P:
         for step in range(STEPS):
             d = tl.load(g_ptr + row + first + step * BLOCK + tl.arange(0, BLOCK))
@@ -53,6 +56,7 @@ def _squared_norms(
 
 @triton.jit
 def _sum_parts(part_ptr, out_ptr, PARTS, BLOCK: tl.constexpr):
+    """Add up the parts of one client's squared norm."""
     total = tl.zeros((BLOCK,), tl.float32)
     for first in range(0, PARTS, BLOCK):
         part = first + tl.arange(0, BLOCK)
@@ -62,6 +66,7 @@ def _sum_parts(part_ptr, out_ptr, PARTS, BLOCK: tl.constexpr):
 
 @triton.jit
 def _clip_factor(norms_ptr, c, clip_norm, norm_parts, BLOCK_PARTS: tl.constexpr):
+    """min(1, clip_norm / norm) of client c, from the parts of its squared norm."""
     part = tl.arange(0, BLOCK_PARTS)
     norm = tl.sqrt(tl.sum(tl.load(norms_ptr + c * norm_parts + part, mask=part < norm_parts, other=0.0), 0))
     return clip_norm / tl.where(norm < clip_norm, clip_norm, norm)
@@ -73,7 +78,7 @@ def _update_block(
     bias_correction1, bias_correction2, weight_decay, beta1, beta2, one_minus_beta1, one_minus_beta2, eps,
     decoupled_decay, CLIP: tl.constexpr, OPTIMIZER: tl.constexpr, HAS_PATH: tl.constexpr,
 ):  # fmt: skip
-    """Update a block of values. The first moment is the velocity of SGD with momentum."""
+    """Update a block of values. The first moment is Adam's, or the velocity of SGD."""
     x = tl.load(params_ptr + offset, mask=mask)
     d = tl.load(grads_ptr + offset, mask=mask)
     if CLIP:
@@ -94,42 +99,52 @@ def _update_block(
     tl.store(params_ptr + offset, x - lr * d, mask=mask)
 
 
+@triton.jit
+def _per_client(value_ptr, c, next_c, is_this_client):
+    """Value of client c, or of the next one where the block's values are its own."""
+    return tl.where(is_this_client, tl.load(value_ptr + c), tl.load(value_ptr + next_c))
+
+
 @triton.jit(do_not_specialize=["clients"])
 def _update(
-    params_ptr, grads_ptr, first_moment_ptr, second_moment_ptr, path_ptr, lr_ptr, bias_correction1_ptr,
-    bias_correction2_ptr, norms_ptr, clipped_ptr, stride_lr, clip_norm, weight_decay, beta1, beta2, one_minus_beta1,
-    one_minus_beta2, eps, decoupled_decay, clients, row_stride, norm_parts, CLIP: tl.constexpr,
-    OPTIMIZER: tl.constexpr, HAS_PATH: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCK_PARTS: tl.constexpr,
+    params_ptr, grads_ptr, first_moment_ptr, second_moment_ptr, path_ptr,
+    lr_ptr, bias_correction1_ptr, bias_correction2_ptr, norms_ptr, clipped_ptr,
+    stride_lr, clip_norm, weight_decay, beta1, beta2, one_minus_beta1, one_minus_beta2, eps, decoupled_decay,
+    clients, row_stride, norm_parts,
+    CLIP: tl.constexpr, OPTIMIZER: tl.constexpr, HAS_PATH: tl.constexpr, COUNT: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_PARTS: tl.constexpr,
 ):  # fmt: skip
-    """One program: a block of the whole matrix, where loads are aligned whatever P is; it holds
-    values of at most two clients."""
+    """Update one block of the matrix, read as one long row, so that loads are aligned for every P.
+
+    A block holds values of at most two clients: `c` and the next one.
+
+    Matrices: params, grads, first_moment, second_moment, path (if HAS_PATH).
+    Per client: lr, bias_correction1, bias_correction2, norms (`norm_parts` parts of each).
+    clipped_ptr: counter of clipped steps (if COUNT). row_stride: values from row to row.
+    """
     first = tl.program_id(0).to(tl.int64) * BLOCK
     offset = first + tl.arange(0, BLOCK)
     c = first // row_stride
     next_c = tl.minimum(c + 1, clients - 1)
     is_this_client = offset < (c + 1) * row_stride
-    lr = tl.where(is_this_client, tl.load(lr_ptr + c * stride_lr), tl.load(lr_ptr + next_c * stride_lr))
+    lr = _per_client(lr_ptr, c * stride_lr, next_c * stride_lr, is_this_client)
     bias_correction1 = 1.0
     bias_correction2 = 1.0
     if OPTIMIZER == "adam":
-        bias_correction1 = tl.where(
-            is_this_client, tl.load(bias_correction1_ptr + c), tl.load(bias_correction1_ptr + next_c)
-        )
-        bias_correction2 = tl.where(
-            is_this_client, tl.load(bias_correction2_ptr + c), tl.load(bias_correction2_ptr + next_c)
-        )
+        bias_correction1 = _per_client(bias_correction1_ptr, c, next_c, is_this_client)
+        bias_correction2 = _per_client(bias_correction2_ptr, c, next_c, is_this_client)
     clip_factor = 1.0
     if CLIP:
         this_client = _clip_factor(norms_ptr, c, clip_norm, norm_parts, BLOCK_PARTS)
         next_client = _clip_factor(norms_ptr, next_c, clip_norm, norm_parts, BLOCK_PARTS)
         clip_factor = tl.where(is_this_client, this_client, next_client)
         if COUNT:
-            # each client counts where its row begins: at the start of this block or within it
+            # a client is counted by the block in which its row begins
             at_start = (first % row_stride == 0) & (this_client < 1.0)
             begins_within = (first % row_stride != 0) & ((c + 1) * row_stride < first + BLOCK) & (c + 1 < clients)
             tl.atomic_add(clipped_ptr, (at_start | (begins_within & (next_client < 1.0))).to(tl.int64))
     end = clients.to(tl.int64) * row_stride
+    # only the last block has a mask, which prevents wide loads
     if first + BLOCK <= end:
         _update_block(
             params_ptr, grads_ptr, first_moment_ptr, second_moment_ptr, path_ptr, offset, None, lr, clip_factor,
@@ -150,7 +165,7 @@ class _OptimizerArguments(NamedTuple):
     kind: str
     states: tuple[Tensor, ...] = ()
     bias_correction: tuple[Tensor, ...] = ()
-    """Of Adam's two moments, one number per client."""
+    """Adam's factors that undo the bias of its two moments, one number per client each."""
     beta1: float = 0.0
     beta2: float = 0.0
     eps: float = 0.0
@@ -158,13 +173,12 @@ class _OptimizerArguments(NamedTuple):
 
     @staticmethod
     def of(optimizer: Optimiser, state: Rows) -> _OptimizerArguments:
-        """Arguments of the optimizer's next step; its count of steps is increased on the device."""
+        """Arguments of the optimizer's next step; the step count in `state` is increased by one."""
         if isinstance(optimizer, Adam):
             bias_correction = optimizer.unbiased(state[STEP_COUNT].add_(1), torch.float32)
             states = state["m"], state["v"]
-            return _OptimizerArguments(
-                "adam", states, bias_correction, *optimizer.betas, optimizer.eps, optimizer.decoupled
-            )
+            numbers = *optimizer.betas, optimizer.eps, optimizer.decoupled
+            return _OptimizerArguments("adam", states, bias_correction, *numbers)
         assert isinstance(optimizer, SGD)
         if not optimizer.momentum:
             return _OptimizerArguments("plain")
@@ -185,12 +199,14 @@ def fused_optimizer_step(
     squared_norms: Sequence[Tensor] = (),
     clipped_steps: Tensor | None = None,
 ) -> None:
-    """One step of every client, in place.
+    """Clip each client's gradient, add weight decay, and take an optimizer step, in place.
 
-    `lr` is a number, a scalar on the device (a CUDA graph can change it between replays) or one per
-    client. From the path the direction is subtracted, times `lr`. `squared_norms` are parts (C, n)
-    of each client's squared norm of `g_CP`, as `GradientBuffers` collect them, if all are known. To
-    `clipped_steps`, an int64 on the device, is added how many clients' steps were clipped.
+    lr: a number, a scalar on the device (which a CUDA graph can change between replays), or one
+        number per client on the device.
+    path_CP: rows from which lr * (clipped gradient + weight decay) is subtracted.
+    squared_norms: parts (C, n) of the squared norms of the rows of `g_CP`, as `GradientBuffers`
+        collect them; empty if they have not been computed.
+    clipped_steps: int64 scalar on the device, to which the number of clipped rows is added.
     """
     clients, parameters = x_CP.shape
     arguments = _OptimizerArguments.of(optimizer, state or {})
@@ -221,7 +237,7 @@ def fused_optimizer_step(
 
 
 def _norm_parts(g_CP: Tensor, squared_norms: Sequence[Tensor], row_stride: int, block: int) -> Tensor:
-    """Parts (C, n) of each client's squared norm, at most `MAX_PARTS` of them."""
+    """Parts (C, n) of each client's squared norm, with n at most `MAX_PARTS`."""
     (clients, parameters), steps = g_CP.shape, 8
     if squared_norms:
         parts_CN = squared_norms[0] if len(squared_norms) == 1 else torch.cat(list(squared_norms), dim=1)
@@ -244,8 +260,8 @@ def _drift(
     x_ptr, parents_ptr, parent_ptr, rate_ptr, added_ptr, out_ptr, P, stride_added, ADD: tl.constexpr,
     ALIGN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    # siblings are neighbours and run at the same time, so that their parent's row is read from
-    # memory once
+    """out = (x - row of its parent) / rate, + added if ADD, for BLOCK parameters of one child."""
+    # siblings are neighbours and run at the same time: their parent's row is read from memory once
     n = tl.program_id(0).to(tl.int64)
     p = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = p < P
@@ -261,10 +277,11 @@ def _drift(
 def drift(x_NP: Tensor, parents_MP: Tensor, of_N: Tensor, rate_N1: Tensor, plus_NP: Tensor | None = None) -> Tensor:
     """Drift of N children from their M parents' models per unit of learning rate.
 
-    This is (x - its parent's row) / rate, added to `plus` if that is given.
+    This is (x - row of its parent) / rate, plus `plus_NP`. `of_N` is the number of each child's
+    parent.
     """
     children, parameters = x_NP.shape
-    # one row for all children may be given for each, by a stride of zero
+    # a stride of zero stands for one row that is added to all children
     added = plus_NP if plus_NP is None or plus_NP.stride() in ((0, 1), (parameters, 1)) else plus_NP.contiguous()
     out_NP = torch.empty(x_NP.shape, dtype=x_NP.dtype, device=x_NP.device)
     block = min(4096, next_power_of_two(parameters))

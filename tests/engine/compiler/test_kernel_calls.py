@@ -152,7 +152,7 @@ def calls_and_copies(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, An
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_kernel_calls_and_copies_are_as_recorded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_calls_and_copies_are_unchanged(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, actual = json.loads(EXPECTED.read_text())[name], calls_and_copies(name, monkeypatch)
     assert actual["calls"] == expected["calls"]
     more = {op: count for op, count in actual["copies"].items() if count > expected["copies"].get(op, 0)}

@@ -1,5 +1,4 @@
-"""Every client-batched kernel against float64, in Triton's interpreter on a CPU, or on the GPU if
-there is one."""
+"""Kernels against float64, in Triton's interpreter on a CPU, or on the GPU if there is one."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ ON_GPU = torch.cuda.is_available() and not kernels.is_interpreted()
     ids=lambda families: families[0],
 )
 def test_kernels_agree_with_float64(families: list[str]) -> None:
-    """In a process of its own: whether kernels are interpreted is decided when Triton is first
-    imported."""
+    """Run in another process, since Triton decides at import whether kernels are interpreted."""
     environment = dict(os.environ) if ON_GPU else {**os.environ, "TRITON_INTERPRET": "1"}
     command = [sys.executable, "-m", "benchmarks.kernels.check", *families]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -54,11 +52,11 @@ def test_kernels_agree_with_float64(families: list[str]) -> None:
     assert "all within their limits" in done.stdout
 
 
-def test_available_follows_the_machine() -> None:
+def test_triton_needs_a_gpu_or_its_interpreter() -> None:
     assert kernels.triton_available() == (kernels.is_interpreted() or torch.cuda.is_available())
 
 
-def test_a_cpu_computes_in_torch() -> None:
+def test_cpu_and_float64_use_torch() -> None:
     assert kernels.backend_for(torch.device("cpu"), torch.float32) is kernels.TORCH_BACKEND
     assert kernels.backend_for(torch.device("cuda"), torch.float64) is kernels.TORCH_BACKEND
 
@@ -84,17 +82,16 @@ LOOP = """
 
 
 @pytest.mark.parametrize(
-    ("places", "running", "found"), [(2, 1, ["%dy"]), (3, 1, []), (2, 0, [])], ids=["too few", "enough", "waited for"]
+    ("places", "running", "buffers"), [(2, 1, ["%dy"]), (3, 1, []), (2, 0, [])], ids=["too few", "enough", "waited for"]
 )
-def test_a_buffer_the_next_copy_overtakes_is_found(places: int, running: int, found: list[str]) -> None:
-    assert overtaken(LOOP.format(places=places, running=running)) == found
+def test_overwritten_buffers_are_found(places: int, running: int, buffers: list[str]) -> None:
+    assert overtaken(LOOP.format(places=places, running=running)) == buffers
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("families", [["conv2d"], ["conv2d_relu_pool", "linear", "lstm"]], ids=lambda f: f[0])
-def test_no_product_is_overtaken(families: list[str]) -> None:
-    """Compiled for Hopper, in a process of its own: there the kernels can only be compiled from
-    then on."""
+def test_no_kernel_overwrites_a_buffer_in_use(families: list[str]) -> None:
+    """Compile for Hopper, in another process, which then cannot launch kernels."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "benchmarks.kernels.race_check", "bf16", *families]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -122,7 +119,7 @@ for channels, height, width in ((3, 8, 8), (1, 5, 7)):
 """
 
 
-def test_load_images_is_flip_and_crop_bit_by_bit() -> None:
+def test_load_images_equals_flip_and_crop() -> None:
     environment = dict(os.environ) if ON_GPU else {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(
         [sys.executable, "-c", LOAD_IMAGES], env=environment, capture_output=True, text=True, check=False
@@ -155,7 +152,7 @@ for last, shape in ((False, (3, 5, 7)), (False, (3, 4, 3, 11)), (True, (3, 4, 5,
 """
 
 
-def test_dropout_draws_what_the_stream_has_forward_and_back() -> None:
+def test_dropout_equals_its_reference() -> None:
     environment = dict(os.environ) if ON_GPU else {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, "-c", DROPOUT], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -204,14 +201,14 @@ assert torch.equal(gradient(slice(1, 2)), first[1:2])
 """
 
 
-def test_a_large_table_takes_work_for_its_codes_alone() -> None:
-    """Not for every pair of a code and an entry; with the same bits again and in any company."""
+def test_large_embedding_reads_each_code_once() -> None:
+    """The work is not that of all pairs of code and entry, and the bits do not depend on others."""
     environment = dict(os.environ) if ON_GPU else {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, "-c", LOOKUPS], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_large_vocabulary_trains_as_in_the_loop() -> None:
+def test_large_embedding_equals_the_loop() -> None:
     def model() -> nn.Module:
         torch.manual_seed(0)
         return nn.Sequential(nn.Embedding(30_000, 3), nn.Flatten(), nn.Linear(15, 3)).double()
@@ -256,8 +253,8 @@ for rules, chain in (("mtgc", usual), (pulls, usual), ("mtgc", adam)):
 
 @pytest.mark.slow
 @pytest.mark.skipif(ON_GPU, reason="a GPU has tests of its own")
-def test_the_engine_with_kernels_gives_the_loop_s_result() -> None:
-    """All of it in the interpreter: channels-last filters, gradient buffers, corrections, clip."""
+def test_engine_with_kernels_equals_the_loop() -> None:
+    """In the interpreter: channels-last filters, gradient buffers, corrections, clipping."""
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, "-c", ENGINE], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

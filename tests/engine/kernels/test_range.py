@@ -1,5 +1,5 @@
-"""Numbers of any size in the kernels: large ones, small ones, infinite ones and what is no number,
-in Triton's interpreter on a CPU, or on the GPU if there is one."""
+"""Kernels on large, small and infinite values and NaN, in Triton's interpreter on a CPU, or on the
+GPU if there is one."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ ON_GPU = torch.cuda.is_available() and not kernels.is_interpreted()
 
 
 def run(*parts: str) -> None:
-    """In a process of its own: whether kernels are interpreted is decided when Triton is first
-    imported."""
+    """Run in another process, since Triton decides at import whether kernels are interpreted."""
     environment = dict(os.environ) if ON_GPU else {**os.environ, "TRITON_INTERPRET": "1"}
     command = [sys.executable, "-W", "ignore", "-c", "".join(parts)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -130,7 +129,7 @@ assert not kernels.is_interpreted() or rounded_products
 
 
 @pytest.mark.slow
-def test_products_in_tf32_take_numbers_of_any_size() -> None:
+def test_tf32_products_are_accurate_at_any_scale() -> None:
     run(LAYERS, "" if ON_GPU else ROUNDED_PRODUCTS, LARGE)
 
 
@@ -152,8 +151,8 @@ for name, (op, plain, x, w, b, y, first) in LAYERS.items():
 
 
 @pytest.mark.slow
-def test_a_gradient_that_is_not_finite_stays_so() -> None:
-    """Where PyTorch's is infinite or no number; other clients' are untouched."""
+def test_gradient_that_is_not_finite_stays_so() -> None:
+    """Gradients are infinite or NaN where those of PyTorch are, and only for that client."""
     run(LAYERS, BROKEN)
 
 
@@ -175,8 +174,8 @@ for op, plain, shape in (
 """
 
 
-def test_relu_lets_the_gradient_of_what_is_no_number_through() -> None:
-    """As PyTorch's does: otherwise a layer behind it would seem to be in order."""
+def test_relu_passes_the_gradient_at_nan() -> None:
+    """This is PyTorch's behaviour; otherwise the NaN of a layer would not show in the gradient."""
     run(LAYERS, NAN_OUTPUTS)
 
 
@@ -199,7 +198,7 @@ for label in (5, 6, 7, 8, 1000, -1, -100):
 """
 
 
-def test_a_label_that_is_no_class_breaks_its_client_alone() -> None:
+def test_invalid_label_gives_nan_for_its_client() -> None:
     run(LAYERS, LABELS)
 
 
@@ -207,16 +206,15 @@ COMPARING = {f"tl.{name}" for name in ("maximum", "minimum", "clamp", "max", "mi
 
 
 def comparisons() -> set[str]:
-    """Every call by which a kernel takes the larger or smaller of two values, but for those that
-    keep what is no number."""
-    found = set()
+    """Calls by which kernels compare two values, except those that keep NaN."""
+    calls = set()
     for path in Path(kernels.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in COMPARING:
                 keywords = {word.arg: ast.unparse(word.value) for word in node.keywords}
                 if keywords.get("propagate_nan") != "tl.PropagateNan.ALL":
-                    found.add(ast.unparse(node))
-    return found
+                    calls.add(ast.unparse(node))
+    return calls
 
 
 COUNTS = {
@@ -234,11 +232,12 @@ COUNTS = {
     "tl.max(tl.load(peak_ptr + c * PEAKS + tl.arange(0, PEAKS)), 0)",
 }
 SUBTRACTED = {"tl.max(z, 1)"}
-"""From all scores of a sample, whose sum of exponentials then has what is no number."""
+"""Maxima subtracted from all scores of a sample, whose sum of exponentials then keeps NaN."""
 
 
-def test_no_comparison_of_values_hides_what_is_no_number() -> None:
-    """On a GPU Triton's `maximum` and `minimum` answer with the other operand unless they are told
-    otherwise; NumPy, and so the interpreter, does not, and cannot show it. Counts may be
-    compared."""
+def test_no_comparison_in_a_kernel_hides_nan() -> None:
+    """On a GPU, Triton's `maximum` and `minimum` of NaN and a number are the number by default.
+
+    NumPy, and so the interpreter, returns NaN and cannot show the error. Counts may be compared.
+    """
     assert comparisons() == COUNTS | SUBTRACTED
