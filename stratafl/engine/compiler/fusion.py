@@ -170,7 +170,6 @@ def fuse_max_pool2d(matcher: Matcher, node: fx.Node) -> FusedOp | None:
     window, stride, padding = (tuple(size) for size in sizes)
     if window[0] * window[1] > reference.MAX_POOL_WINDOW:
         return None
-
     call = lambda kernel, x, *_: kernel(x, window, stride, padding)  # noqa: E731
     return FusedOp("max_pool2d", (node,), x, (), call, on_images=True)  # type: ignore[arg-type]
 
