@@ -97,7 +97,8 @@ def dim_rule(context: Context, op: Any, *args: Any, **kwargs: Any) -> Any:
     if op._opname == "squeeze" and "dim" not in arguments:
         return reshape_rule(context, op, args[0])
     # the mean over all elements must keep the client dimension
-    if (op._opname == "mean" and not arguments.get("dim")) or len(tensor_arguments((args, kwargs))) > 1:
+    operands = sum(isinstance(value, Operand) for value in arguments.values())
+    if operands > 1 or (op._opname == "mean" and not arguments.get("dim")):
         return NotImplemented
     for name, value in arguments.items():
         if isinstance(value, PerClient):
@@ -196,8 +197,7 @@ def attention_rule(
         return NotImplemented
     front, has_heads = q.shape[:2], q.dim() == 5
     if isinstance(mask, PerClient) or (mask is not None and has_heads and mask.dim() == 4 and len(mask) > 1):
-        mask = PerClient(context.stacked(mask))
-        mask = align_rank(mask, q.dim() - 1)
+        mask = align_rank(PerClient(context.stacked(mask)), q.dim() - 1)
         mask = mask.expand(*front, *mask.shape[2:]).flatten(0, 1) if has_heads else mask
     if has_heads:
         q, k, v = (value.flatten(0, 1) for value in (q, k, v))
@@ -319,7 +319,7 @@ def embedding_bag_rule(context: Context, op: Any, w: Any, codes: Any, offsets: A
 
 
 def one_hot_rule(context: Context, op: Any, codes: Any, classes: int = -1) -> Any:
-    """One-hot vectors by torch's operation, which refuses codes out of range; vmap does not."""
+    """Call the operation on all codes at once: it refuses codes out of range, and under vmap not."""
     return PerClient(op(context.stacked(codes), classes))
 
 

@@ -114,7 +114,6 @@ def fuse_linear(matcher: Matcher, node: fx.Node) -> FusedOp | None:
     if not matcher.are_trained(w, b) or not matcher.is_per_client(x, *range(2, 9)) or w.meta["val"].dim() != 2:
         return None
     chain = matcher.with_relu(node)
-
     return FusedOp(
         "linear", chain, x, (w, b), lambda kernel, x, parameters, precision:
             kernel(x.flatten(1, -2), *parameters, len(chain) > 1, precision).view(*x.shape[:-1], -1),
@@ -171,7 +170,6 @@ def fuse_max_pool2d(matcher: Matcher, node: fx.Node) -> FusedOp | None:
     window, stride, padding = (tuple(size) for size in sizes)
     if window[0] * window[1] > reference.MAX_POOL_WINDOW:
         return None
-
     call = lambda kernel, x, *_: kernel(x, window, stride, padding)  # noqa: E731
     return FusedOp("max_pool2d", (node,), x, (), call, on_images=True)  # type: ignore[arg-type]
 
@@ -183,7 +181,6 @@ def fuse_group_norm(matcher: Matcher, node: fx.Node) -> FusedOp | None:
     if w is None or b is None or not matcher.are_trained(w, b) or not matcher.is_per_client(x, IMAGE_RANK):
         return None
     chain = matcher.with_relu(node)
-
     return FusedOp(
         "group_norm", chain, x, (w, b),
         lambda kernel, x, parameters, _: kernel(x, groups, *parameters, eps, len(chain) > 1), on_images=True,

@@ -1,1 +1,1 @@
-"""Recordings of modules, and training by them."""
+"""Capturing modules as graphs, and running these for all clients."""

@@ -1,4 +1,4 @@
-"""Training all clients by a recording of what their module executes: what the zoo does not show."""
+"""Training by captured programs: padding, wrong rules, shared weights, and constants."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def trained(method: CompiledGradients, lengths: list[int]) -> Tensor:
     return method(x_P.repeat(len(lengths), 1), b_Z.repeat(len(lengths), 1), batch(lengths)).grads_CP
 
 
-def test_batches_are_padded_where_that_changes_nothing() -> None:
+def test_batches_are_padded_if_samples_are_independent() -> None:
     method, how = chosen(nn.Sequential(nn.AlphaDropout(0.5), nn.Linear(4, 3)))
     assert how == "stacked" and method.pads and not method.reads_lengths
     trained(method, [5, 3, 5, 1])
@@ -53,33 +53,33 @@ def test_batches_are_padded_where_that_changes_nothing() -> None:
         nn.Sequential(nn.Linear(4, 3), nn.Softmax(dim=0)),
     ],
 )
-def test_clients_go_by_the_length_of_their_batches_where_samples_are_mixed(module: nn.Module) -> None:
+def test_one_program_per_length_if_samples_mix(module: nn.Module) -> None:
     method, how = chosen(module)
     assert how == "stacked" and not method.pads and method.reads_lengths
     trained(method, [5, 3, 5, 2])
     trained(method, [5, 5, 5, 3])
-    assert len(method._programs) == 3, "one for each length, recorded once"
+    assert len(method._programs) == 3, "one for each length, captured once"
 
 
-def test_a_form_that_forgets_the_statistics_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rule_that_skips_the_statistics_fails_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     right = program.RULES["batch_norm"]
 
-    def forgetful(context: Any, op: Any, x: Any, w: Any, b: Any, mean: Any, var: Any, *more: Any) -> Any:
+    def skipping_statistics(context: Any, op: Any, x: Any, w: Any, b: Any, mean: Any, var: Any, *more: Any) -> Any:
         return right(context, op, x, w, b, None, None, *more)
 
-    monkeypatch.setitem(program.RULES, "batch_norm", forgetful)
+    monkeypatch.setitem(program.RULES, "batch_norm", skipping_statistics)
     _, how = chosen(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))
     assert how == "loop: stacked does not give the module's own gradient; training changes the module's buffers"
 
 
-def test_a_form_that_draws_otherwise_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rule_with_other_random_numbers_fails_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     right = program.RULES["alpha_dropout"]
 
-    def other(context: Any, op: Any, *args: Any) -> Any:
+    def with_one_number_more(context: Any, op: Any, *args: Any) -> Any:
         context.random_source().number()
         return right(context, op, *args)
 
-    monkeypatch.setitem(program.RULES, "alpha_dropout", other)
+    monkeypatch.setitem(program.RULES, "alpha_dropout", with_one_number_more)
     _, how = chosen(nn.Sequential(nn.AlphaDropout(0.5), nn.Linear(4, 3)))
     assert how.startswith("loop: stacked does not give the module's own gradient")
 
@@ -89,18 +89,18 @@ def test_frozen_weights_are_shared_by_all_clients(monkeypatch: pytest.MonkeyPatc
     method, how = chosen(nn.Sequential(base, nn.Linear(5, 3)))
     shapes: list[tuple[int, ...]] = []
 
-    def noted(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    def recorded(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
         shapes.append((*x.shape, *w.shape))
         return torch.nn.functional._linear(x, w, b)
 
     monkeypatch.setattr(torch.nn.functional, "_linear", torch.nn.functional.linear, raising=False)
-    monkeypatch.setattr(torch.nn.functional, "linear", noted)
+    monkeypatch.setattr(torch.nn.functional, "linear", recorded)
     trained(method, [5, 5, 5])
     assert how == "stacked" and (3, 5, 4, 5, 4) in shapes
 
 
 class Several(nn.Module):
-    """Takes a text and its mask by name, and returns a table."""
+    """A module with two named inputs, a text and its mask, that returns a dict."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,20 +118,20 @@ def test_several_inputs_and_outputs() -> None:
     mask[::3, 3:] = 0
     targets = torch.randint(3, (24,), generator=RANDOM)
     parts = [np.arange(0, 7), np.arange(7, 15), np.arange(15, 24)]
-    found = {}
+    models = {}
     for engine in ("loop", "stacked"):
         sim = simulate(
             lambda: module, ({"codes": codes, "mask": mask}, targets), parts, 3, "mtgc",
             rounds=2, periods=[3], batch=4, seed=5, leaf=leaf(0.1), engine=engine,
         )  # fmt: skip
         assert sim.engine.how == engine
-        found[engine] = sim.run().models[1]
-    assert float((found["loop"] - found["stacked"]).abs().max()) < 1e-10
-    assert float((found["loop"][0] - found["loop"][1]).abs().max()) > 1e-3
+        models[engine] = sim.run().models[1]
+    assert float((models["loop"] - models["stacked"]).abs().max()) < 1e-10
+    assert float((models["loop"][0] - models["loop"][1]).abs().max()) > 1e-3
 
 
 class Windowed(nn.Module):
-    """Makes a mask on the host and moves it, and a tensor that it goes on to write into."""
+    """A module that moves a mask from the host, and changes a tensor it creates in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,10 +143,10 @@ class Windowed(nn.Module):
         held += 1
         held += x.mean(0)
         x = x.where(mask, held)
-        return self.out(x * ~mask)  # of a mask that another step needs before
+        return self.out(x * ~mask)  # computed from a mask that an earlier operation uses, too
 
 
-def test_what_no_step_changes_is_computed_once_and_where_the_inputs_are() -> None:
+def test_constants_are_computed_once_on_the_inputs_device() -> None:
     captured = program.BatchedProgram(FlatModule(Windowed().to("meta")), TABLE.to("meta"))
     assert {value.dtype for value in captured._constants.values()} == {torch.bool}
     assert {value.device.type for value in captured._constants.values()} == {"meta"}

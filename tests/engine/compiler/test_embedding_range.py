@@ -1,5 +1,4 @@
-"""Codes beyond an embedding or the classes of one-hot vectors are found; on a GPU nothing waits for
-the device."""
+"""Codes out of range of an embedding or of one-hot classes are found, without waiting for a GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ CLIENTS, SAMPLES = 3, 4
 
 
 def mapped(device: str, tables: int = 1) -> tuple[VmapGradients, tuple[torch.Tensor, torch.Tensor, ClientBatches]]:
-    """A mapping over clients whose module looks up codes, and what to call it with."""
+    """Gradients by vmap of a module that looks up codes, and arguments to call them with."""
     layers = [nn.Embedding(6, 3), nn.Flatten(), nn.Linear(15, 3)]
     module = (nn.Sequential(*layers) if tables else nn.Sequential(nn.Linear(5, 3))).to(device)
     flat = FlatModule(module)
@@ -36,13 +35,13 @@ def mapped(device: str, tables: int = 1) -> tuple[VmapGradients, tuple[torch.Ten
 
 
 @pytest.mark.parametrize("tables", [0, 1])
-def test_a_mapped_step_waits_for_no_device(tables: int) -> None:
-    """On a device without values to wait for."""
-    method, given = mapped("meta", tables)
-    assert method(*given).grads_CP.shape == given[0].shape
+def test_a_step_by_vmap_does_not_wait_for_the_device(tables: int) -> None:
+    """Meta tensors have no values to wait for."""
+    method, args = mapped("meta", tables)
+    assert method(*args).grads_CP.shape == args[0].shape
 
 
-def test_a_client_with_a_code_beyond_is_marked_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_client_with_a_code_out_of_range_gets_nan(monkeypatch: pytest.MonkeyPatch) -> None:
     method, (x_CP, b_CZ, batch) = mapped("cpu")
     expected = method(x_CP, b_CZ, batch).grads_CP
     batch.inputs_CB[1, 2, 3] = 6
@@ -66,7 +65,7 @@ class OneHot(nn.Module):
 
 
 @pytest.mark.parametrize(("code", "reason"), [(6, "must be smaller"), (-1, "must be non-negative")])
-def test_one_hot_codes_beyond_the_classes_are_found(code: int, reason: str) -> None:
+def test_one_hot_codes_out_of_range_raise(code: int, reason: str) -> None:
     """`torch.func.vmap` gives such a code a row of zeros."""
     _, (_, _, batch) = mapped("cpu")
     flat = FlatModule(OneHot())
@@ -83,7 +82,7 @@ def one_hot_loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return -(scores.log_softmax(1) * F.one_hot(labels, 3)).sum(1).mean()
 
 
-def test_a_mapped_loss_of_one_hot_labels_waits_for_no_device() -> None:
+def test_a_one_hot_loss_by_vmap_does_not_wait_for_the_device() -> None:
     _, (_, _, batch) = mapped("meta")
     losses = PerClientLoss(one_hot_loss, torch.float32, kernels.TORCH_BACKEND, class_indices=False)
     scores_CB = torch.zeros(CLIENTS, SAMPLES, 3, device="meta", requires_grad=True)

@@ -1,10 +1,8 @@
-"""The calls that a device's kernels get for the paper's models: which, with what options, how the
-tensors lie, and how many copies are made around them.
+"""Exact kernel calls for the paper's models: options, strides of tensors, and number of copies.
 
-The kernels are those of plain torch, which take part in the calls that a GPU's kernels would get:
-they note what they are given, and write gradients to where they are wanted. The expected calls
-are in `kernel_calls.json`: a kernel that is no longer called, or gets a tensor that lies otherwise,
-costs a GPU time that no result shows.
+The reference kernels stand in for those of a GPU: they record their calls, and write gradients to
+the given buffers. Expected calls are in `kernel_calls.json`. A kernel that is no longer called, or
+gets a tensor with other strides, makes a GPU slower without changing any result.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from tests.engine.selected import select
 EXPECTED = Path(__file__).parent / "kernel_calls.json"
 CLIENTS, BATCH = 2, 4
 COPIES = {"clone", "copy_", "_to_copy", "cat", "stack"}
-SINKING = frozenset({"linear", "conv2d", "conv2d_relu_pool", "group_norm", "embedding"})
+WRITING = frozenset({"linear", "conv2d", "conv2d_relu_pool", "group_norm", "embedding"})
 
 
 def dropout_cnn() -> nn.Module:
@@ -56,50 +54,51 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 def as_text(value: Any) -> str:
-    """An argument of a kernel; of a tensor its shape, and how it lies if not contiguous."""
+    """Text of an argument; of a tensor its shape, and its strides unless it is contiguous."""
     if isinstance(value, Tensor):
         shape = "x".join(map(str, value.shape))
         return shape if value.is_contiguous() else f"{shape} strides {'x'.join(map(str, value.stride()))}"
     if isinstance(value, reference.GradientBuffers):
-        return f"({', '.join(as_text(each) for each in value)})"
+        return f"({', '.join(map(as_text, value))})"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(as_text(each) for each in value)}]"
+        return f"[{', '.join(map(as_text, value))}]"
     return "source" if isinstance(value, RandomSource) else str(value)
 
 
-class NotingKernels:
-    """Plain torch in the place of a device's kernels."""
+class RecordingKernels:
+    """Backend of reference kernels that records their calls."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    def table(self, *_: Any) -> kernels.Backend:
-        functions = {name: self.noting(name, function) for name, function in reference.REFERENCE_OPS.items()}
+    def backend(self, *_: Any) -> kernels.Backend:
+        functions = {name: self.recording(name, function) for name, function in reference.REFERENCE_OPS.items()}
         convert_filters = lambda filters, out: out.copy_(filters)  # noqa: E731
-        return kernels.Backend(functions, SINKING, False, reference.fused_optimizer_step, convert_filters)
+        return kernels.Backend(functions, WRITING, False, reference.fused_optimizer_step, convert_filters)
 
-    def noting(self, name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def recording(self, name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def call(
             *args: Any,
             gradient_buffers: reference.GradientBuffers | None = None,
             loss_scale: float = 1.0,
             **options: Any,
         ) -> Tensor:
-            sink = gradient_buffers
+            buffers = gradient_buffers
             if name != "layer_norm":  # has no kernel
-                given = [*map(as_text, args), *(f"{key}={as_text(value)}" for key, value in options.items())]
-                self.calls.append(f"{name}({', '.join(given)})" + ("" if sink is None else f" -> {as_text(sink)}"))
-            if sink is None or name == "linear":
-                return function(
-                    *args, **options, **({} if sink is None else {"gradient_buffers": sink, "loss_scale": loss_scale})
-                )
-            places = iter([(sink.weight, sink.add_weight), (sink.bias, sink.add_bias)])
-            return function(*(self.settling(each, places, loss_scale) for each in args), **options)
+                texts = [*map(as_text, args), *(f"{key}={as_text(value)}" for key, value in options.items())]
+                target = "" if buffers is None else f" -> {as_text(buffers)}"
+                self.calls.append(f"{name}({', '.join(texts)}){target}")
+            if buffers is None:
+                return function(*args, **options)
+            if name == "linear":
+                return function(*args, gradient_buffers=buffers, loss_scale=loss_scale, **options)
+            places = iter([(buffers.weight, buffers.add_weight), (buffers.bias, buffers.add_bias)])
+            return function(*(self.with_hook(value, places, loss_scale) for value in args), **options)
 
         return call
 
-    def settling(self, value: Any, places: Iterator[Any], scale: float) -> Any:
-        """A parameter whose gradient is written to the next of these places."""
+    def with_hook(self, value: Any, places: Iterator[Any], scale: float) -> Any:
+        """Parameter with a hook that writes its gradient to the next of these places."""
         if not (isinstance(value, Tensor) and value.is_leaf and value.requires_grad):
             return value
         place, correction = next(places)
@@ -109,7 +108,7 @@ class NotingKernels:
 
 
 class Copies(TorchDispatchMode):
-    """Counts the operations that copy."""
+    """Dispatch mode that counts operations that copy."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,15 +120,15 @@ class Copies(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def noted(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The calls and copies of one gradient, which is checked on the way."""
+def calls_and_copies(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Kernel calls and copies of one gradient, whose value is checked, too."""
     make, shape = MODELS[name]
     torch.manual_seed(0)
     flat = FlatModule(make().train())
     inputs = torch.randint(10, (BATCH, *shape)) if len(shape) == 1 else torch.randn(BATCH, *shape)
     targets = torch.arange(BATCH) % 10
-    noting = NotingKernels()
-    monkeypatch.setattr(kernels, "backend_for", noting.table)
+    recorder = RecordingKernels()
+    monkeypatch.setattr(kernels, "backend_for", recorder.backend)
     loss = LossOnScores(F.cross_entropy)
     method, how = select(flat, loss, inputs, targets, class_indices=True)
     assert method is not None and how == "stacked"
@@ -140,8 +139,8 @@ def noted(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     inputs_CB, targets_CB = torch.stack([inputs] * CLIENTS), torch.stack([targets] * CLIENTS)
     mask_CB, stream = torch.ones(CLIENTS, BATCH, dtype=torch.bool), ClientStream(0, torch.arange(CLIENTS), 0)
     batch = ClientBatches(inputs_CB, targets_CB, mask_CB, np.full(CLIENTS, BATCH), stream)
-    method(rows_CP, b_CZ, batch)  # what is made once is made now
-    noting.calls.clear()
+    method(rows_CP, b_CZ, batch)  # captures the program
+    recorder.calls.clear()
     with Copies() as copies:
         g_CP = method(rows_CP, b_CZ, batch).grads_CP
     got_CP = torch.empty_like(x_CP)
@@ -149,12 +148,12 @@ def noted(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     if "dropout" not in name:
         expected_P = flat.gradient(x_P, b_Z, inputs, targets, loss)
         assert float((got_CP[0] - expected_P).norm() / expected_P.norm()) < 1e-4
-    return {"calls": list(noting.calls), "copies": dict(sorted(copies.count.items()))}
+    return {"calls": list(recorder.calls), "copies": dict(sorted(copies.count.items()))}
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_kernel_calls_and_copies_are_unchanged(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, actual = json.loads(EXPECTED.read_text())[name], noted(name, monkeypatch)
+    expected, actual = json.loads(EXPECTED.read_text())[name], calls_and_copies(name, monkeypatch)
     assert actual["calls"] == expected["calls"]
     more = {op: count for op, count in actual["copies"].items() if count > expected["copies"].get(op, 0)}
-    assert not more, f"copies that were not made before: {more}, of {expected['copies']}"
+    assert not more, f"copies that are not in the record: {more}, of {expected['copies']}"

@@ -28,7 +28,7 @@ QUICK = [
     "samples turned round",
 ]
 BY_LENGTH = {
-    # samples meet: in a statistic, a product, an order or a number
+    # samples are combined: in a statistic, a product, an order or a number
     "norm, batch", "norm, batch, without statistics", "norm, batch, without weights", "norm, batch of a table",
     "norm, batch of series", "norm, batch of volumes", "norm, batch, cumulative", "norm, instance, with all",
     "residual with batch norm", "batch norm used twice", "one norm evaluating, one training",
@@ -43,11 +43,11 @@ BY_LENGTH = {
     "spectral norm", "buffer averaged in place", "buffer replaced", "buffer that counts", "quantised codes",
     "maximum kept in a buffer", "average of a weight in a buffer", "rounded by what was seen",
     "embedding of bounded norm", "weight bounded in the forward pass",
-    # its draws have another axis than that of the samples in front
+    # random values whose first axis is not that of the samples
     "recurrent with dropout", "LSTM of two layers, dropping", "LSTM in both directions, dropping",
     "LSTM that projects, dropping", "GRU of two layers, dropping", "GRU in both directions, dropping",
     "RNN of two layers, dropping", "image, fractional max",
-    # what an operation does with the samples is not known
+    # operations whose effect on samples is not known
     "embedding bag, sum", "embedding bag, mean", "embedding bag, max", "embedding bag with a padding code",
     "embedding bag with weights", "bag of words", "spatial transformer", "solved", "matrices taken apart",
     "product of two inputs", "spectra of a series", "graph by edges that all share", "graphs of a batch in a row",
@@ -56,51 +56,49 @@ BY_LENGTH = {
     "packed sequences", "experts that see their own samples", "decided by a value", "decided by a weight",
     "as often as the data say", "early exit", "stochastic depth",
 }  # fmt: skip
-"""What goes by the length of batches."""
+"""Entries of the zoo that are grouped by batch length instead of padded."""
 
 
-def outputs(given: Problem, flat: FlatModule, inputs_CB: Any) -> list[Tensor]:
-    """What two clients' modules give, all clients at once."""
-    rows = [flat.flatten_module(client) for client in given.clients[:2]]
+def outputs(task: Problem, flat: FlatModule, inputs_CB: Any) -> list[Tensor]:
+    """Outputs of two clients' modules, by a captured program."""
+    rows = [flat.flatten_module(client) for client in task.clients[:2]]
     named = flat.unflatten(*(torch.stack(parts) for parts in zip(*rows, strict=True)))
-    own = {**dict(flat.module.named_parameters()), **dict(flat.module.named_buffers())}
-    shared = {name: value.detach() for name, value in own.items() if name not in named}
-    program = BatchedProgram(flat, map_tensors(lambda each: each[0], inputs_CB), all_outputs=True)
+    state = {**dict(flat.module.named_parameters()), **dict(flat.module.named_buffers())}
+    shared = {name: value.detach() for name, value in state.items() if name not in named}
+    program = BatchedProgram(flat, map_tensors(lambda samples_CB: samples_CB[0], inputs_CB), all_outputs=True)
     with torch.no_grad():
         return output_tensors(
             program(named, shared, inputs_CB.clone(), RandomSource(ClientStream(0, torch.arange(2), 0)))
         )
 
 
-def some(each: Tensor) -> Tensor:
+def two_batches(samples: Tensor) -> Tensor:
     """Batches of two clients."""
-    return torch.stack([each[:FEW], each[1 : FEW + 1]])
+    return torch.stack([samples[:FEW], samples[1 : FEW + 1]])
 
 
-def with_another_last(each: Tensor) -> Tensor:
-    changed = some(each)
-    changed[:, -1] = each[FEW + 1 : FEW + 3]
+def with_another_last(samples: Tensor) -> Tensor:
+    """The same with other last samples."""
+    changed = two_batches(samples)
+    changed[:, -1] = samples[FEW + 1 : FEW + 3]
     return changed
 
 
 def is_padded(name: str) -> bool:
-    """Whether batches are padded; where they are, another last sample changes nothing of the
-    others."""
-    given = problem(ZOO[name])
-    flat, (mine_CB, theirs_CB) = (
-        FlatModule(given.module),
-        (map_tensors(way, given.inputs) for way in (some, with_another_last)),
-    )
+    """Whether batches are padded; if so, another last sample must not change the other outputs."""
+    task = problem(ZOO[name])
+    flat = FlatModule(task.module)
+    inputs_CB, changed_CB = (map_tensors(change, task.inputs) for change in (two_batches, with_another_last))
     mask_CB, length_C = torch.ones(2, FEW, dtype=torch.bool), np.array([FEW, FEW])
-    if not can_pad(flat, ClientBatches(mine_CB, torch.zeros(2, FEW), mask_CB, length_C), all_outputs=True):
+    if not can_pad(flat, ClientBatches(inputs_CB, torch.zeros(2, FEW), mask_CB, length_C), all_outputs=True):
         return False
-    for mine, theirs in zip(outputs(given, flat, mine_CB), outputs(given, flat, theirs_CB), strict=True):
-        assert mine.shape[:2] == (2, FEW)
-        assert torch.equal(mine[:, :-1].nan_to_num(), theirs[:, :-1].nan_to_num())
+    for output, changed in zip(outputs(task, flat, inputs_CB), outputs(task, flat, changed_CB), strict=True):
+        assert output.shape[:2] == (2, FEW)
+        assert torch.equal(output[:, :-1].nan_to_num(), changed[:, :-1].nan_to_num())
     return True
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in ZOO])
-def test_batches_are_padded_where_every_sample_is_alone(name: str) -> None:
+def test_batches_are_padded_if_samples_are_independent(name: str) -> None:
     assert is_padded(name) == (name not in BY_LENGTH)

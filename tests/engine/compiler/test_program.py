@@ -1,4 +1,4 @@
-"""Modules as programs over all clients: outputs and gradients are each client's own."""
+"""Captured programs give every client the outputs and gradients of its own module."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from stratafl.models.networks import lstm, resnet18_gn
 from tests.engine.selected import select
 
 
-class Of(nn.Module):
-    """A module of one function of its input and some layers."""
+class Computed(nn.Module):
+    """A module whose forward pass is a function of itself and its input."""
 
     def __init__(self, function: Callable[..., Tensor], **layers: nn.Module):
         super().__init__()
@@ -42,8 +42,7 @@ def rows_of(flat: FlatModule, clients: int) -> tuple[Tensor, Tensor]:
 
 
 def difference(module: nn.Module, inputs_CB: Tensor) -> float:
-    """The largest difference of outputs or gradients between the program and each client's own
-    module."""
+    """Largest difference of outputs or gradients between a program and the clients' own modules."""
     torch.manual_seed(0)
     flat = FlatModule(module.double().train())
     program = BatchedProgram(flat, inputs_CB[0], backend=kernels.TORCH_BACKEND)
@@ -82,10 +81,10 @@ IMAGE_LAYERS = {
     "group norm": nn.Sequential(nn.Conv2d(4, 6, 3), nn.GroupNorm(3, 6), nn.SiLU()),
     "plain group norm": nn.Sequential(nn.GroupNorm(2, 4, affine=False), nn.Conv2d(4, 1, 1)),
     "layer norm": nn.Sequential(nn.Conv2d(4, 2, 3), nn.LayerNorm((2, 6, 5))),
-    "channels joined": Of(lambda m, x: torch.cat([m.a(x), x], dim=1), a=nn.Conv2d(4, 2, 1)),
-    "scaled by channel": Of(lambda m, x: m.a(x) * m.weight[:, None, None], a=nn.Conv2d(4, 6, 1)),
-    "functional pool": Of(lambda m, x: F.avg_pool2d(F.relu(m.a(x)), 2), a=nn.Conv2d(4, 6, 3)),
-    "attention": Of(
+    "channels joined": Computed(lambda m, x: torch.cat([m.a(x), x], dim=1), a=nn.Conv2d(4, 2, 1)),
+    "scaled by channel": Computed(lambda m, x: m.a(x) * m.weight[:, None, None], a=nn.Conv2d(4, 6, 1)),
+    "functional pool": Computed(lambda m, x: F.avg_pool2d(F.relu(m.a(x)), 2), a=nn.Conv2d(4, 6, 3)),
+    "attention": Computed(
         lambda m, x: (lambda t: torch.softmax(t @ t.transpose(1, 2), dim=-1) @ t)(m.a(x).flatten(2)),
         a=nn.Conv2d(4, 2, 3),
     ),
@@ -93,18 +92,18 @@ IMAGE_LAYERS = {
 VECTOR_LAYERS = {
     "linear": nn.Linear(6, 2),
     "rectified": nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2, bias=False)),
-    "shared layer": Of(lambda m, x: m.a(torch.relu(m.a(x))), a=nn.Linear(6, 6)),
-    "residual": Of(lambda m, x: x + m.a(x).tanh(), a=nn.Linear(6, 6)),
-    "own parameter": Of(lambda m, x: x * m.weight + m.weight.exp()),
-    "functional linear": Of(lambda m, x: F.linear(x, m.a.weight, m.weight), a=nn.Linear(6, 6)),
-    "matrix product": Of(lambda m, x: x @ m.a.weight, a=nn.Linear(4, 6)),
-    "views": Of(lambda m, x: m.a(x.view(x.shape[0], 2, 3)).reshape(-1, 4), a=nn.Linear(3, 2)),
-    "mean": Of(lambda m, x: m.a(x).mean(-1, keepdim=True) - m.a(x), a=nn.Linear(6, 6)),
+    "shared layer": Computed(lambda m, x: m.a(torch.relu(m.a(x))), a=nn.Linear(6, 6)),
+    "residual": Computed(lambda m, x: x + m.a(x).tanh(), a=nn.Linear(6, 6)),
+    "own parameter": Computed(lambda m, x: x * m.weight + m.weight.exp()),
+    "functional linear": Computed(lambda m, x: F.linear(x, m.a.weight, m.weight), a=nn.Linear(6, 6)),
+    "matrix product": Computed(lambda m, x: x @ m.a.weight, a=nn.Linear(4, 6)),
+    "views": Computed(lambda m, x: m.a(x.view(x.shape[0], 2, 3)).reshape(-1, 4), a=nn.Linear(3, 2)),
+    "mean": Computed(lambda m, x: m.a(x).mean(-1, keepdim=True) - m.a(x), a=nn.Linear(6, 6)),
     "log softmax": nn.Sequential(nn.Linear(6, 4), nn.LogSoftmax(dim=1)),
-    "softmax by method": Of(lambda m, x: (x * m.weight).softmax(dim=1)),
-    "item": Of(lambda m, x: m.a(x)[:, 1:3] * 2.0, a=nn.Linear(6, 4)),
-    "one feature": Of(lambda m, x: m.a(x).squeeze(-1).unsqueeze(1), a=nn.Linear(6, 1)),
-    "constant": Of(lambda m, x: x * m.weight + torch.tensor([1.0] * 6, dtype=torch.float64)),
+    "softmax by method": Computed(lambda m, x: (x * m.weight).softmax(dim=1)),
+    "item": Computed(lambda m, x: m.a(x)[:, 1:3] * 2.0, a=nn.Linear(6, 4)),
+    "one feature": Computed(lambda m, x: m.a(x).squeeze(-1).unsqueeze(1), a=nn.Linear(6, 1)),
+    "constant": Computed(lambda m, x: x * m.weight + torch.tensor([1.0] * 6, dtype=torch.float64)),
     "layer norm": nn.Sequential(nn.LayerNorm(6, bias=False), nn.Linear(6, 2)),
     "no dropout": nn.Sequential(nn.Dropout(0.0), nn.Identity(), nn.Linear(6, 2)),
 }
@@ -127,7 +126,7 @@ def test_sequences() -> None:
 
 
 def test_resnet() -> None:
-    """One client, one step; a float32 model keeps it quick."""
+    """A single client and float32, since the model is large."""
     torch.manual_seed(0)
     flat = FlatModule(resnet18_gn((3, 8, 8), 5))
     inputs, targets = torch.randn(2, 3, 8, 8), torch.tensor([1, 4])
@@ -155,10 +154,10 @@ MIXING = {
 
 
 @pytest.mark.parametrize("name", MIXING)
-def test_what_mixes_samples_is_not_padded(name: str) -> None:
+def test_batches_are_not_padded_if_samples_mix(name: str) -> None:
     mask_CB = torch.ones(len(VECTORS), VECTORS.shape[1], dtype=torch.bool)
     batch = ClientBatches(VECTORS, VECTORS, mask_CB, np.full(len(VECTORS), VECTORS.shape[1]))
-    assert not can_pad(FlatModule(Of(MIXING[name]).double()), batch)
+    assert not can_pad(FlatModule(Computed(MIXING[name]).double()), batch)
 
 
 @pytest.mark.parametrize(
@@ -166,35 +165,38 @@ def test_what_mixes_samples_is_not_padded(name: str) -> None:
     [
         (nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 2)), "stacked"),
         (nn.Sequential(nn.Dropout(0.3), nn.Linear(6, 2)), "stacked"),
-        (Of(lambda m, x: x * m.weight * torch.rand(6)), "stacked"),
-        (Of(lambda m, x: x * m.weight * np.random.rand()), "loop: the module or loss draws random numbers by NumPy"),
-        (nn.Sequential(nn.Linear(6, 4), nn.PReLU(), nn.Linear(4, 2)), "stacked"),
-        (Of(lambda m, x: x * m.weight if x.sum() > 0 else -x * m.weight), "loop: what it does depends on values"),
+        (Computed(lambda m, x: x * m.weight * torch.rand(6)), "stacked"),
         (
-            Of(lambda m, x: m.weight * torch.cumulative_trapezoid(x, dim=1)[:, :1]),
+            Computed(lambda m, x: x * m.weight * np.random.rand()),
+            "loop: the module or loss draws random numbers by NumPy",
+        ),
+        (nn.Sequential(nn.Linear(6, 4), nn.PReLU(), nn.Linear(4, 2)), "stacked"),
+        (Computed(lambda m, x: x * m.weight if x.sum() > 0 else -x * m.weight), "loop: what it does depends on values"),
+        (
+            Computed(lambda m, x: m.weight * torch.cumulative_trapezoid(x, dim=1)[:, :1]),
             "stacked",
         ),
         (nn.Sequential(nn.Linear(6, 2)), "stacked"),
     ],
 )
-def test_how_says_why(module: nn.Module, reason: str) -> None:
+def test_how_names_the_reason(module: nn.Module, reason: str) -> None:
     flat = FlatModule(module)
     inputs, targets = VECTORS[0].float(), torch.tensor([0, 1, 1, 0, 1])
     state = torch.get_rng_state()
     _, how = select(flat, F.cross_entropy, inputs, targets)
     assert how.startswith(reason) and ("mapped" in how) == ("mapped" in reason)
-    assert torch.equal(torch.get_rng_state(), state), "trying it out leaves the generator as it was"
+    assert torch.equal(torch.get_rng_state(), state), "the trial leaves the generator unchanged"
 
 
-def test_hooks_are_not_overlooked() -> None:
+def test_forward_hooks_are_captured() -> None:
     layer = nn.Linear(6, 2)
-    layer.register_forward_hook(lambda module, given, output: 2 * output)
+    layer.register_forward_hook(lambda module, args, output: 2 * output)
     _, how = select(FlatModule(layer), F.cross_entropy, VECTORS[0].float(), torch.tensor([0, 1, 1, 0, 1]))
     assert how == "stacked"
 
 
-def test_the_user_s_module_is_left_alone() -> None:
-    module = Of(lambda m, x: x * m.weight + torch.tensor([1.0] * 6))
+def test_the_users_module_is_unchanged() -> None:
+    module = Computed(lambda m, x: x * m.weight + torch.tensor([1.0] * 6))
     flat = FlatModule(module)
     before = set(vars(flat.module))
     BatchedProgram(flat, VECTORS[0].float())
@@ -202,7 +204,7 @@ def test_the_user_s_module_is_left_alone() -> None:
 
 
 class Narrow(nn.Module):
-    """Computes a part in single precision, whatever it is given, as norms of language models do."""
+    """A module that computes a part in single precision, as norms of language models do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,7 +215,7 @@ class Narrow(nn.Module):
         return self.out((y * (1 + y.square().mean(dim=1, keepdim=True))).double()).float()
 
 
-def test_a_part_in_single_precision_is_no_reason_to_be_slow() -> None:
+def test_a_module_partly_in_single_precision_is_stacked() -> None:
     torch.manual_seed(0)
     _, how = select(FlatModule(Narrow().double()), F.cross_entropy, VECTORS[0], torch.tensor([0, 1, 1, 0, 1]))
     assert how == "stacked"

@@ -1,4 +1,4 @@
-"""Runs in several threads of a process: what belongs to all of it is changed by one at a time."""
+"""Runs in several threads of a process take turns at changing what belongs to the process."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from tests.engine.zoo.entry import Net
 from tests.simulation.module_profiles import data, run
 
 A_WHILE = 0.2
-"""Seconds within which another thread gets in where nothing keeps it out."""
+"""Seconds that another thread would need to enter if nothing blocked it."""
 
 
 def in_threads(*calls: Callable[[], object]) -> None:
-    """Call these at the same time; what one of them raises is raised."""
+    """Call functions at the same time, and raise what one of them raised."""
     problems: list[BaseException] = []
 
-    def kept(call: Callable[[], object]) -> None:
+    def collect(call: Callable[[], object]) -> None:
         try:
             call()
         except BaseException as problem:
             problems.append(problem)
 
-    threads = [threading.Thread(target=kept, args=(call,), daemon=True) for call in calls]
+    threads = [threading.Thread(target=collect, args=(call,), daemon=True) for call in calls]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -46,7 +46,7 @@ def in_threads(*calls: Callable[[], object]) -> None:
 
 
 def patched() -> list[Any]:
-    """What a capture replaces in the library."""
+    """Attributes of torch that a capture replaces."""
     return [
         torch.utils.checkpoint.CheckpointFunction,
         Distribution._validate_args,
@@ -55,7 +55,7 @@ def patched() -> list[Any]:
     ]
 
 
-def test_captures_leave_the_library_as_it_was() -> None:
+def test_captures_restore_torch() -> None:
     before, inside, first_is_done = patched(), threading.Event(), threading.Event()
     overlaps = []
 
@@ -78,7 +78,7 @@ def test_captures_leave_the_library_as_it_was() -> None:
     first_is_done.set()
     second.join(10)
     assert overlaps == [False]
-    assert all(now is then for now, then in zip(patched(), before, strict=True))
+    assert all(after is value for after, value in zip(patched(), before, strict=True))
 
 
 CUDA = torch.device("cuda")
@@ -98,7 +98,7 @@ CHANGING: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", CHANGING)
 def test_one_thread_at_a_time(name: str) -> None:
-    """Whichever it is, and not the same twice: all of them are one process's."""
+    """A context excludes also other contexts, not only itself."""
     inside = threading.Event()
 
     def other() -> None:
@@ -114,20 +114,20 @@ def test_one_thread_at_a_time(name: str) -> None:
     assert inside.is_set()
 
 
-def test_runs_in_two_threads_draw_what_each_draws_alone() -> None:
+def test_threads_do_not_share_random_numbers() -> None:
     expected = [run(dropping(None), data(), seed=seed).run().models[0] for seed in (1, 2)]
-    together, found = threading.Barrier(2), {}
+    together, models = threading.Barrier(2), {}
 
     def train(module: nn.Module, seed: int) -> None:
-        found[seed] = run(module, data(), seed=seed).run().models[0]
+        models[seed] = run(module, data(), seed=seed).run().models[0]
 
     one, other = dropping(together), dropping(together)
     in_threads(lambda: train(one, 1), lambda: train(other, 2))
-    assert all(torch.equal(found[seed], model) for seed, model in zip((1, 2), expected, strict=True))
+    assert all(torch.equal(models[seed], model) for seed, model in zip((1, 2), expected, strict=True))
 
 
 def dropping(together: threading.Barrier | None) -> nn.Module:
-    """Waits before it draws until another thread is about to, where one can be."""
+    """A module that waits, before its dropout, for another thread to reach the same place."""
 
     def forward(m: nn.Module, x: Tensor) -> Tensor:
         if together is not None:

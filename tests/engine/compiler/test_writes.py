@@ -1,4 +1,4 @@
-"""What a module writes to is noticed however an operation is told where to write."""
+"""Writes of a module to its tensors are found, whatever argument names the target."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def writing(way: Callable[[Tensor, Tensor], object], kept: Tensor) -> nn.Module:
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("whose", ["frozen weights", "buffers"])
-def test_however_it_is_written(whose: str, way: Callable[[Tensor, Tensor], object]) -> None:
+def test_the_profile_names_what_is_written(whose: str, way: Callable[[Tensor, Tensor], object]) -> None:
     kept = torch.ones(4)
     flat = FlatModule(writing(way, nn.Parameter(kept, requires_grad=False) if whose == "frozen weights" else kept))
     samples = InMemorySamples(torch.randn(4, 4), torch.tensor([0, 1, 2, 1]))
@@ -50,7 +50,7 @@ def test_however_it_is_written(whose: str, way: Callable[[Tensor, Tensor], objec
     assert profile_module(training).mutates == (whose,)
 
 
-def test_a_run_whose_frozen_weights_are_written_to_is_refused() -> None:
+def test_a_run_that_writes_to_frozen_weights_is_refused() -> None:
     with pytest.raises(InvalidInput, match="writes to parameters that are not trained"):
         run(writing(WAYS["out"], nn.Parameter(torch.ones(4), requires_grad=False)).double(), data())
 
@@ -60,12 +60,12 @@ def test_a_run_whose_frozen_weights_are_written_to_is_refused() -> None:
     "way",
     [
         *WAYS.values(),
-        # one that has no form, and whose result is not what it is given first
+        # an operation without a rule whose result is not its first argument
         lambda kept, seen: torch.renorm(seen[None], 2, 0, 0.5, out=kept[None]),
     ],
     ids=[*WAYS, "mapped"],
 )
-def test_engines_agree_on_what_becomes_of_it(way: Callable[[Tensor, Tensor], object], engine: str) -> None:
+def test_engines_agree_on_written_buffers(way: Callable[[Tensor, Tensor], object], engine: str) -> None:
     module = writing(way, torch.ones(4)).double()
     got, expected = (run(module, data(), name).run().module for name in (engine, "loop"))
     assert furthest(got, expected) < 1e-9
