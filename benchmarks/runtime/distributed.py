@@ -66,7 +66,7 @@ def one_rank(shape: Any, rounds: int, out: Path) -> None:
     ranks.bytes_sent.clear()
     seconds = [record.seconds for record in run]
     measured = {"sent": dict(ranks.bytes_sent), "least": least_bytes(run), "leaves": run.federation.tree.leaves}
-    all_measured = ranks.all(measured)
+    all_measured = ranks.all_gather(measured)
     if ranks.is_first:
         out.write_text(
             json.dumps(

@@ -61,7 +61,7 @@ def run_command(
     check_trackers(tracked)
     with distributed_session() as ranks:
         try:
-            with ranks.together():
+            with ranks.raise_together():
                 if (config is None) == (resume is None):
                     raise InvalidInput("CONFIG", config, "give either a config file, or --resume and a run's folder")
                 if resume is not None and name is not None:

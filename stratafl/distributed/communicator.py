@@ -165,7 +165,7 @@ class Communicator:
 
     # -- values ------------------------------------------------------------------------------------
 
-    def all(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """Gather the values of all ranks, in their order; values are what JSON can hold."""
         if self.count == 1:
             return [value]
@@ -179,12 +179,12 @@ class Communicator:
         self.bytes_sent["values"] += longest
         return [json.loads(text[: int(length)].numpy().tobytes()) for text, length in zip(texts, lengths, strict=True)]
 
-    def first(self, value: Any) -> Any:
+    def broadcast_first(self, value: Any) -> Any:
         """Value of the first rank, on all ranks."""
-        return self.all(value if self.is_first else None)[0]
+        return self.all_gather(value if self.is_first else None)[0]
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def raise_together(self) -> Iterator[None]:
         """Raise an `InvalidInput` of any rank in all of them.
 
         The code in the block must not wait for other ranks.
@@ -195,7 +195,7 @@ class Communicator:
         except InvalidInput as raised:
             error = raised
         is_users = isinstance(error, UserCodeError)
-        errors = self.all(None if error is None else [error.field, error.allowed, is_users and str(error)])
+        errors = self.all_gather(None if error is None else [error.field, error.allowed, is_users and str(error)])
         for rank, values in enumerate(errors):
             if values is not None and error is None:
                 field, allowed, message = values
@@ -207,9 +207,9 @@ class Communicator:
             self.common_error = error
             raise error
 
-    def same(self, field: str, value: Any) -> None:
+    def check_equal(self, field: str, value: Any) -> None:
         """Raise `InvalidInput` if a rank has another value than the first."""
-        first, *others = self.all(value)
+        first, *others = self.all_gather(value)
         different = [rank for rank, other in enumerate(others, 1) if other != first]
         if different:
             self.common_error = InvalidInput(field, f"on rank {different[0]}", "is not what the first rank has")
@@ -254,7 +254,7 @@ class Communicator:
             self._groups[members] = dist.group.WORLD if is_world else dist.new_group(list(members), COLLECTIVE_TIMEOUT)
         self._requested.clear()
 
-    def add_rows(self, rows: Sequence[tuple[Members, Tensor]]) -> None:
+    def all_reduce_rows(self, rows: Sequence[tuple[Members, Tensor]]) -> None:
         """Sum each row over the ranks of its group, in place, in the same order on all ranks."""
         with self._communicating():
             # all sums are started before any is waited for: ranks of several groups cannot deadlock
@@ -263,7 +263,7 @@ class Communicator:
                 pending.wait()
         self.bytes_sent["rows"] += sum(row.nbytes for _, row in rows)
 
-    def add_numbers(self, values: np.ndarray, members: Members) -> np.ndarray:
+    def all_reduce_numbers(self, values: np.ndarray, members: Members) -> np.ndarray:
         """Sums of values over the ranks of a group, in float64."""
         sums = torch.tensor(values, dtype=torch.float64)
         with self._communicating():

@@ -79,7 +79,7 @@ class Branch(Tree):
         shared = self._shared_levels[level]
         if shared is None:
             return flag
-        return bool(self.ranks.add_numbers(np.array([float(flag)]), shared.group)[0] > 0)
+        return bool(self.ranks.all_reduce_numbers(np.array([float(flag)]), shared.group)[0] > 0)
 
     def present_weight(self, level: int, present_N: Mask) -> np.ndarray:
         shared = self._shared_levels[level]
@@ -91,7 +91,7 @@ class Branch(Tree):
         numbers = [parent.number - above.start for parent, held in zip(shared.parents, is_held, strict=True) if held]
         partial = np.zeros(len(shared.parents))
         partial[is_held] = share_M[numbers]
-        share_M[numbers] = self.ranks.add_numbers(partial, shared.group)[is_held]
+        share_M[numbers] = self.ranks.all_reduce_numbers(partial, shared.group)[is_held]
         return share_M
 
     def sibling_median(
@@ -109,7 +109,7 @@ class Branch(Tree):
         is_owned[span] = self.owned(level)
         counted = is_owned[is_shared] & (level_values[1, is_shared] > 0)
         numbers = np.where(counted, level_values[:, is_shared], 0.0)
-        level_values[:, is_shared] = self.ranks.add_numbers(numbers, shared.group)
+        level_values[:, is_shared] = self.ranks.all_reduce_numbers(numbers, shared.group)
         return self.full.sibling_median(level, level_values[0], level_values[1] > 0, upper)[span]
 
     def mean(
@@ -129,7 +129,9 @@ class Branch(Tree):
             rows_NP = torch.where(to_device(counted_N, rows_NP.device)[:, None], rows_NP, rows_NP.new_zeros(()))
         sums_MP = self._sums(level, to_device(weights_N, rows_NP.device, rows_NP.dtype), rows_NP)
         if rows_NP.shape[1]:
-            self.ranks.add_rows([(parent.members, sums_MP[number]) for number, parent in self._shared_parents(level)])
+            self.ranks.all_reduce_rows(
+                [(parent.members, sums_MP[number]) for number, parent in self._shared_parents(level)]
+            )
         return sums_MP
 
     def reduce(self, level: int, rows_NP: Tensor, present_N: np.ndarray, reducer: Reducer) -> Tensor:
@@ -151,7 +153,7 @@ class Branch(Tree):
         children = np.flatnonzero(self.full.parents[level] == parent.number)
         held = children[(children >= span.start) & (children < span.stop)] - span.start
         sent = held[(present_N & self.owned(level))[held]]
-        present_K = ranks.add_numbers(np.isin(children, sent + span.start), parent.members) > 0
+        present_K = ranks.all_reduce_numbers(np.isin(children, sent + span.start), parent.members) > 0
         if not present_K.any():
             return
         if ranks.rank != first:

@@ -37,15 +37,15 @@ class Launch(RunRecorder):
     def new(config: Config, name: str, parent: Path, ranks: Communicator | None = None) -> Launch:
         """Begin a run in a new folder."""
         ranks = Communicator() if ranks is None else ranks
-        with ranks.together():
+        with ranks.raise_together():
             format.check_name(name)
             if ranks.is_first:
                 files.check_writable("--runs", parent)
             prepared = study(config, ranks)
-        ranks.same("config", config.as_dict())
-        ranks.same("data", prepared.counts.fingerprint)
+        ranks.check_equal("config", config.as_dict())
+        ranks.check_equal("data", prepared.counts.fingerprint)
         folder: RunWriter | NullRunFolder = NullRunFolder()
-        with ranks.together():
+        with ranks.raise_together():
             if ranks.is_first:
                 id = format.new_id()
                 facts = RunDescription.of(config.as_dict(), prepared.simulation, prepared.counts)
@@ -81,7 +81,7 @@ class Launch(RunRecorder):
             before = Config.of(described["config"])
             config = before if config is None else config
             is_longer = extensions(described["config"], config.as_dict())
-            if ranks.first(ranks.is_first and not is_longer and is_done(path)):
+            if ranks.broadcast_first(ranks.is_first and not is_longer and is_done(path)):
                 raise InvalidInput("--resume", path, DONE)
             as_before = {key: getattr(before.run, key) for key in EXECUTION}
             config = dataclasses.replace(config, run=dataclasses.replace(config.run, **as_before))

@@ -120,7 +120,7 @@ class RunRecorder:
                 simulation.check()
                 if simulation.done:
                     return record
-            signal_number = max(self.ranks.all(stop.signal))
+            signal_number = max(self.ranks.all_gather(stop.signal))
             if signal_number or (record is not None and every and record.round % every == 0):
                 folder.checkpoint(self.place, simulation.state(history=False))
             if signal_number:

@@ -79,24 +79,27 @@ class ResumeSession:
     def restore(self, config: Table, make: Callable[[], tuple[Simulation, LabelCounts]]) -> RestoredRun:
         """Restore the run from its newest valid checkpoint. make: sets it up."""
         checkpoints = Checkpoints(self.path, self.described["id"]) if self.lock is not None else None
-        was_done, extended = bool(self.ranks.first(checkpoints is not None and is_done(self.path))), list[str]()
-        with self.ranks.together():
+        was_done, extended = (
+            bool(self.ranks.broadcast_first(checkpoints is not None and is_done(self.path))),
+            list[str](),
+        )
+        with self.ranks.raise_together():
             if checkpoints is not None:
                 self._check_unchanged(config, checkpoints)
                 extended = extensions(self._provenance_before(checkpoints, checkpoints.newest_first()).config, config)
                 if was_done and not checkpoints.available:
                     raise self._without_state()
         self._restore_environment()
-        with self.ranks.together():
+        with self.ranks.raise_together():
             simulation, counts = make()
             for note in self.described.get("notes", ()):
                 if note not in simulation.notes:  # a note of the simulation was said before
                     self.say(str(note))
             has_other_data = self._check_data_and_engine(simulation, counts)
-        for place in self.ranks.first(None if checkpoints is None else list(checkpoints.newest_first())):
+        for place in self.ranks.broadcast_first(None if checkpoints is None else list(checkpoints.newest_first())):
             if self._try_restore(simulation, checkpoints, Progress(*place)):
                 break
-        with self.ranks.together():
+        with self.ranks.raise_together():
             if was_done and not simulation.history:
                 raise self._without_state()
             if extended and not self.force:
@@ -110,7 +113,7 @@ class ResumeSession:
         has_begun = place > Progress(0)
         self.say(f"goes on after {place}" if has_begun else "begins again: there is no checkpoint to go on from")
         folder: RunWriter | NullRunFolder = NullRunFolder()
-        with self.ranks.together():
+        with self.ranks.raise_together():
             if checkpoints is not None and self.lock is not None:
                 checkpoints.discard_newer_than(place)
                 changed = self._changes(config, checkpoints, [place] if has_begun else [])
@@ -184,7 +187,7 @@ class ResumeSession:
         """Try to restore a checkpoint; all ranks must call this."""
         state: StateDict = {}
         try:
-            with self.ranks.together():
+            with self.ranks.raise_together():
                 if checkpoints is not None:
                     state = checkpoints.read(place)
             simulation.restore(state)
@@ -239,14 +242,14 @@ def lock_for_resume(
     lock: RunLock | None = None
     try:
         described: dict[str, Any] = {}
-        with ranks.together():
+        with ranks.raise_together():
             if ranks.is_first:
                 # first, since its message is the clearest for a wrong path
                 check(format.read_description(path))
                 format.check_plain(path)
                 lock = RunLock(path)
                 described = format.moved_along(format.read_description(path), path)
-        yield ranks.first(described), lock
+        yield ranks.broadcast_first(described), lock
     except BaseException:
         if lock is not None:
             lock.release()

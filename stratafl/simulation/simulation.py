@@ -295,7 +295,7 @@ class Simulation:
             client_steps=self._client_steps,
         )
         self._reset_counts()
-        return [RankRecord.from_plain(values) for values in self.ranks.all(record.to_plain())]
+        return [RankRecord.from_plain(values) for values in self.ranks.all_gather(record.to_plain())]
 
     def _begin_round(self, progress: RoundProgress) -> None:
         """Begin a round, or go on with one that was interrupted."""
@@ -355,12 +355,12 @@ class Simulation:
         On several ranks all must call this, and the first one's state is used.
         """
         federation, ranks = self.federation, self.ranks
-        with ranks.together():
+        with ranks.raise_together():
             if ranks.is_first:
                 check_state(state, self.engine, federation.tree, self.meetings_per_round, ranks.count > 1)
-        shared = ranks.first({name: value for name, value in state.items() if name not in PARTS})
+        shared = ranks.broadcast_first({name: value for name, value in state.items() if name not in PARTS})
         part = scatter_state(ranks, federation.tree, {name: state.get(name, {}) for name in PARTS})
-        with ranks.together():
+        with ranks.raise_together():
             federation_state = federation.fitted(part["federation"])
             traffic_state = self.traffic.fitted(part["traffic"])
         ranks.create_groups()

@@ -34,7 +34,7 @@ def main(folder: Path) -> None:
             simulation = CASES[name.removesuffix(WITHIN)](ranks)
             simulation.restore(state if ranks.is_first else {})
             results[f"{name}, after {path.stem}"] = finished(simulation)
-    ranks.all("all have read the files")
+    ranks.all_gather("all have read the files")
     if ranks.is_first:
         torch.save(halves, folder / f"halves{ranks.count}.pt")
         torch.save(results, folder / f"found{ranks.count}.pt")

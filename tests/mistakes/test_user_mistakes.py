@@ -240,7 +240,7 @@ class Both(Communicator):
         super().__init__(0, 2)
         self.other = other
 
-    def all(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         return [value, self.other(value)]
 
 
@@ -248,11 +248,11 @@ def test_what_one_rank_complains_of_is_a_complaint_of_all() -> None:
     mine = UserFunction("rule 'mine'", "merge", lambda *given: None).error("returned None")
 
     def fail(ranks: Communicator) -> None:
-        with ranks.together():
+        with ranks.raise_together():
             raise mine
 
     def follow(ranks: Communicator) -> None:
-        with ranks.together():
+        with ranks.raise_together():
             pass
 
     assert complaint_of(lambda: fail(Both(lambda value: value))) is mine

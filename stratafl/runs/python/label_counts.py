@@ -29,7 +29,7 @@ def label_counts(simulation: Simulation) -> LabelCounts:
         mine = part.cpu()
         counts = targets[mine].bincount(minlength=len(classes)).tolist() if classes else [len(mine)]
         here.append([counts, digest(mine.to(torch.int64))])
-    leaves = [leaf for rank in ranks.all(here) for leaf in rank]
+    leaves = [leaf for rank in ranks.all_gather(here) for leaf in rank]
     whole = [digest(targets), *_inputs(training.samples), *(part for _, part in leaves)]
     labels = np.array([counts for counts, _ in leaves], dtype=np.int64)
     return LabelCounts(classes or NO_CLASSES, labels, hashlib.sha256(" ".join(whole).encode()).hexdigest())

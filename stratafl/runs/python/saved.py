@@ -128,19 +128,19 @@ def saved(
         simulation.ranks,
         StoragePolicy(check_integer("checkpoint_every", checkpoint_every, at_least=0), keep_state),
     )
-    with ranks.together():
+    with ranks.raise_together():
         if tensorboard:
             check_trackers(["tensorboard"])
         if ranks.is_first:
             files.check_writable("save", path.absolute().parent)
     config = as_config(simulation, *groups)
     saving = Saving(simulation, path, config, objects_of(*groups[:2]), label_counts(simulation), groups[-1])
-    ranks.same("config", config)
-    ranks.same("data", saving.counts.fingerprint)
+    ranks.check_equal("config", config)
+    ranks.check_equal("data", saving.counts.fingerprint)
     before = _open_here.get(path.resolve())
     if before is not None:
         before.close()
-    is_there = ranks.first(os.path.lexists(path / format.RUN))
+    is_there = ranks.broadcast_first(os.path.lexists(path / format.RUN))
     folder = _gone_on_with(saving, force) if is_there else _new(saving)
     if folder is None:
         return None
@@ -156,7 +156,7 @@ def saved(
 def _new(saving: Saving) -> RunWriter | NullRunFolder:
     simulation, path = saving.simulation, saving.path
     folder: RunWriter | NullRunFolder = NullRunFolder()
-    with simulation.ranks.together():
+    with simulation.ranks.raise_together():
         if simulation.ranks.is_first:
             if os.path.lexists(path) and (not path.is_dir() or any(path.iterdir())):
                 raise InvalidInput("save", path, "there is something else: a run needs a folder of its own")
