@@ -81,6 +81,7 @@ COMPILED = {"clients": 2, "batch": 4, "steps": 3, "rounds": 1, "engines": ["comp
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # torch's compiler imports it
 def test_a_compiled_mapping_is_timed() -> None:
     table = compare_engines("logistic", **COMPILED)
     assert table.failed == {} and [row.how for row in table.rows] == ["compiled vmap"]
