@@ -319,7 +319,7 @@ def embedding_bag_rule(context: Context, op: Any, w: Any, codes: Any, offsets: A
 
 
 def one_hot_rule(context: Context, op: Any, codes: Any, classes: int = -1) -> Any:
-    """Call the operation on all codes at once: it refuses codes out of range, unlike vmap."""
+    """Call the operation on all codes at once: it refuses codes out of range; vmap does not."""
     return PerClient(op(context.stacked(codes), classes))
 
 
