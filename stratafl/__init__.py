@@ -28,61 +28,47 @@ if TYPE_CHECKING:
     from stratafl.simulation.result import Result
     from stratafl.simulation.simulation import Simulation
 
-_ROOMS = {
-    "base.errors": (
-        "InvalidInput",
-        "UserCodeError",
-    ),
-    "base.topology": ("Tree",),
-    "core.client_update": (
-        "clip",
-        "corrections",
-        "decay",
-        "leaf",
-    ),
-    "core.optimizer": (
-        "SGD",
-        "Adam",
-        "AdamW",
-        "Optimiser",
-        "constant",
-        "cosine",
-        "step_decay",
-    ),
-    "core.participation": ("Draw",),
-    "core.rule": (
-        "Edge",
-        "Rule",
-        "average",
-    ),
-    "core.schedule": ("Schedule",),
-    "cost.pricing": ("price",),
-    "metrics.records": ("RoundResult",),
-    "rules": (
-        "adam",
-        "feddyn",
-        "fedprox",
-        "median",
-        "momentum",
-        "mtgc",
-        "scaffold",
-        "yogi",
-    ),
-    "rules.registry": (
-        "place",
-        "register",
-    ),
-    "runs.python.simulate": ("simulate",),
-    "runs.trackers": (
-        "MLflow",
-        "TensorBoard",
-        "WeightsAndBiases",
-    ),
-    "simulation.callbacks": ("tracking",),
-    "simulation.result": ("Result",),
-    "simulation.simulation": ("Simulation",),
+# module of each public name, below this package
+_MODULES = {
+    "InvalidInput": "base.errors",
+    "UserCodeError": "base.errors",
+    "Tree": "base.topology",
+    "clip": "core.client_update",
+    "corrections": "core.client_update",
+    "decay": "core.client_update",
+    "leaf": "core.client_update",
+    "Adam": "core.optimizer",
+    "AdamW": "core.optimizer",
+    "constant": "core.optimizer",
+    "cosine": "core.optimizer",
+    "Optimiser": "core.optimizer",
+    "SGD": "core.optimizer",
+    "step_decay": "core.optimizer",
+    "Draw": "core.participation",
+    "average": "core.rule",
+    "Edge": "core.rule",
+    "Rule": "core.rule",
+    "Schedule": "core.schedule",
+    "price": "cost.pricing",
+    "RoundResult": "metrics.records",
+    "adam": "rules",
+    "feddyn": "rules",
+    "fedprox": "rules",
+    "median": "rules",
+    "momentum": "rules",
+    "mtgc": "rules",
+    "scaffold": "rules",
+    "yogi": "rules",
+    "place": "rules.registry",
+    "register": "rules.registry",
+    "simulate": "runs.python.simulate",
+    "MLflow": "runs.trackers",
+    "TensorBoard": "runs.trackers",
+    "WeightsAndBiases": "runs.trackers",
+    "tracking": "simulation.callbacks",
+    "Result": "simulation.result",
+    "Simulation": "simulation.simulation",
 }
-_WHERE = {name: room for room, names in _ROOMS.items() for name in names}
 
 __all__ = [
     "SGD",
@@ -128,9 +114,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     return value
 
 

@@ -1,4 +1,4 @@
-"""The command line in this process, as a user types it, and a small config for it."""
+"""The command line in this process, and a small config for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ rounds = 3
 
 
 def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    """The exit code of a command."""
+    """Run a command and return its exit code."""
     monkeypatch.setattr(sys, "argv", ["stratafl", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
         main()

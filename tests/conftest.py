@@ -1,5 +1,4 @@
-"""What all tests share: one thread a process, and a loud list of the real data sets that are not at
-hand."""
+"""Set-up of all tests: one thread per process, and a visible list of data sets that are missing."""
 
 from __future__ import annotations
 
@@ -11,12 +10,12 @@ import torch
 
 from stratafl.cli.main import COMMAND_GROUP, add_installed_commands, app
 
-# the suite runs in several processes, and small operations gain nothing from more threads; those of
-# a process that it starts would wait for each other most of the time, with the cores taken
+# the suite runs in several processes on all cores, and small operations do not gain from threads;
+# the variable is for processes that tests start
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# a command line as `make` installs it, also where the papers are only in the checkout
+# add the papers' command as `make` does, also if the papers are not installed
 add_installed_commands(app, [EntryPoint("reproduce", "papers.harness.cli:reproduce_command", COMMAND_GROUP)])
 
 

@@ -1,9 +1,8 @@
-"""Small runs of everything a federation can do, and what each leaves behind.
+"""Small runs of all features of a federation, with their results.
 
-They are set up through `simulate`, the command, and a deployed tree in memory, that of the
-deployment's own tests. How nodes keep their state is known to `nodes_of_simulation` and
-`nodes_of_deployment` and to nothing else here, so that whoever arranges the state anew adapts these
-two and never the fingerprints.
+They use `simulate`, the command, and the in-memory deployment of the deployment's tests. Only
+`nodes_of_simulation` and `nodes_of_deployment` depend on the layout of nodes' states; adapt these
+two when the layout changes, and keep the fingerprints.
 """
 
 from __future__ import annotations
@@ -47,79 +46,78 @@ FEATURES, CLASSES = 4, 3
 
 
 class Left(NamedTuple):
-    """What is left of a run."""
+    """Result of a run."""
 
     model: Tensors
-    """The root's, by the module's names."""
+    """State dict of the root's model."""
     nodes: dict[str, Tensors]
-    """Each node's state: see `nodes_of_simulation`."""
+    """State of each node: see `nodes_of_simulation`."""
     records: list[dict[str, Any]]
-    """Of the rounds without their times; then what every node sent and received, and which engine
-    it was."""
+    """Records of the rounds without times, then the traffic of every node and the engine."""
 
 
-# -- how nodes keep their state --------------------------------------------------------------------
+# -- states of nodes --------------------------------------------------------------------
 
 
 def nodes_of_simulation(tree: Tree, state: dict[str, Any]) -> dict[str, Tensors]:
-    """Per node its own model and buffers, what it gives its children and remembers of them, its
-    rule's state on the edge to its parent with the correction that follows, its sum of learning
-    rates, and whether it takes part."""
-    found: dict[str, Tensors] = {name: {} for level in tree.names for name in level}
+    """State of each node: its model and buffers, those it sends to its children, its rule's memory,
+    its rule's state and correction on the edge to its parent, its sum of learning rates, and
+    whether it takes part."""
+    nodes: dict[str, Tensors] = {name: {} for level in tree.names for name in level}
     levels = state["federation"]["levels"]
 
     def add(kind: str, level: int, rows: Tensor | np.ndarray | None) -> None:
         if rows is not None:
             for name, row in zip(tree.names[level], torch.as_tensor(rows), strict=True):
-                found[name][kind] = row
+                nodes[name][kind] = row
 
-    for level, now in enumerate(levels):
-        add("model", level, now["model"])
-        add("buffers", level, now["buffers"])
-        add("rate", level, now["lr_sum_N"])
-        add("active", level, now["active_N"])
+    for level, values in enumerate(levels):
+        add("model", level, values["model"])
+        add("buffers", level, values["buffers"])
+        add("rate", level, values["lr_sum_N"])
+        add("active", level, values["active_N"])
         if level < tree.depth:
-            add("held", level, now["broadcast"]["model"])
-            add("held buffers", level, now["broadcast"]["buffers"])
-            for key, rows in now["memory"].items():
+            add("held", level, values["broadcast"]["model"])
+            add("held buffers", level, values["broadcast"]["buffers"])
+            for key, rows in values["memory"].items():
                 add(f"memory {key}", level, rows)
         if level > 0:
-            add("correction", level, now["correction"])
-            for key, rows in now["state"].items():
+            add("correction", level, values["correction"])
+            for key, rows in values["state"].items():
                 add(f"state {key}", level, rows)
-    return found
+    return nodes
 
 
 def nodes_of_deployment(deployed: Deployed) -> dict[str, Tensors]:
-    """The same as far as a deployed node keeps it; a child's model is what its parent last gave."""
-    found: dict[str, Tensors] = {}
-    for name, kept in deployed.kept.items():
-        mine = found[name] = {}
-        if kept.below is not None:
-            mine |= {"held": kept.below.held, "held buffers": kept.below.buffers}
-            mine["rate"] = torch.tensor(kept.below.rate, dtype=torch.float64)
-            mine |= {f"memory {key}": rows for key, rows in kept.below.memory.items()}
-        if kept.above is not None:
-            mine |= {f"state {key}": rows for key, rows in (kept.above.state or {}).items()}
-            if kept.above.start is not None:
-                mine |= {"given": kept.above.start.model, "given buffers": kept.above.start.buffers}
-            if kept.above.correction is not None:
-                mine["correction"] = kept.above.correction
-            if kept.above.above is not None:
-                mine["correction from above"] = kept.above.above
-    return found
+    """The same for deployed nodes; a child's model is the last one that its parent sent."""
+    nodes: dict[str, Tensors] = {}
+    for name, stored in deployed.kept.items():
+        values = nodes[name] = {}
+        if stored.below is not None:
+            values |= {"held": stored.below.held, "held buffers": stored.below.buffers}
+            values["rate"] = torch.tensor(stored.below.rate, dtype=torch.float64)
+            values |= {f"memory {key}": rows for key, rows in stored.below.memory.items()}
+        if stored.above is not None:
+            values |= {f"state {key}": rows for key, rows in (stored.above.state or {}).items()}
+            if stored.above.start is not None:
+                values |= {"given": stored.above.start.model, "given buffers": stored.above.start.buffers}
+            if stored.above.correction is not None:
+                values["correction"] = stored.above.correction
+            if stored.above.above is not None:
+                values["correction from above"] = stored.above.above
+    return nodes
 
 
-# -- how a run is driven to its end ----------------------------------------------------------------
+# -- ways to run ----------------------------------------------------------------
 
 
 def simulated(sim: Simulation) -> Left:
-    """On several ranks, whole on the first of them."""
+    """Run a simulation; on several ranks the first one returns the result of all."""
     result = sim.run()
     tree, state = result.tree.whole, sim.state()
     if not sim.ranks.is_first:
         return Left({}, {}, [])
-    records = [asdict(each) for each in result.history]
+    records = [asdict(record) for record in result.history]
     traffic = {
         name: astuple(result.communication.node(level, number))
         for level in range(1, tree.depth + 1)
@@ -130,7 +128,7 @@ def simulated(sim: Simulation) -> Left:
 
 
 def resumed(make: Callable[[], Simulation]) -> Left:
-    """By way of a state after the first round."""
+    """Run one round, and the others in a new simulation with its state."""
     first, second = make(), make()
     next(first)
     second.restore(copy.deepcopy(first.state()))
@@ -138,8 +136,8 @@ def resumed(make: Callable[[], Simulation]) -> Left:
 
 
 def deployed(make: Callable[[], Simulation], restart: bool = False, **settings: Any) -> Left:
-    """The same run by nodes that hand each other messages; `restart`: all begin anew from what they
-    saved."""
+    """Run deployed nodes in memory; `restart`: restore all from their stored states after every
+    round."""
     sim = make()
     run = Deployed(sim, **settings)
     tree, records = run.job.tree, []
@@ -191,8 +189,7 @@ class Net(nn.Linear):
 
 
 def commanded(interrupt: bool) -> Left:
-    """By the command, from a config; interrupted, it goes on from its folder. What is left is what
-    the folder holds."""
+    """Run the command with a config, optionally interrupted and resumed; read the run's folder."""
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
         Path("study.toml").write_text(CONFIG)
         Path("net.py").write_text(NET)
@@ -222,7 +219,7 @@ def command(*arguments: object) -> int:
 
 
 def timeless(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without times, and without what follows from a record's other numbers."""
+    """Records without times and derived numbers."""
     left_out = ("seconds", "over_nodes")
     return [{key: value for key, value in record.items() if key not in left_out} for record in records]
 
@@ -231,7 +228,7 @@ def timeless(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class Normed(nn.Module):
-    """With buffers that move while it trains, one that is not finite, and dropout that draws."""
+    """A module with running statistics, a buffer that is not finite, and dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -252,7 +249,7 @@ def every_second(draw: Draw) -> np.ndarray:
 
 
 def make(shape: str, rules: Any, wrong: dict[int, float] | None = None, **settings: Any) -> Simulation:
-    """`wrong`: what all inputs of some clients are."""
+    """Set up a simulation; `wrong`: value of all inputs of some clients."""
     tree = Tree.of(SHAPES[shape])
     random = np.random.default_rng(3)
     sizes = [4 + 5 * client % 7 for client in range(tree.leaves)]
@@ -263,17 +260,17 @@ def make(shape: str, rules: Any, wrong: dict[int, float] | None = None, **settin
     test = inputs[:9].clone(), targets[:9]
     for client, value in (wrong or {}).items():
         inputs[parts[client]] = value
-    given = {
+    options = {
         "model": lambda: nn.Linear(FEATURES, CLASSES), "periods": PERIODS[tree.depth], "rounds": 2, "batch": 3,
         "seed": 5, "test": test, "evaluate_levels": range(tree.depth + 1), "engine": "loop", **settings,
     }  # fmt: skip
-    model = given.pop("model")
-    return simulate(lambda: model().double(), (inputs, targets), parts, tree, rules, **given)
+    model = options.pop("model")
+    return simulate(lambda: model().double(), (inputs, targets), parts, tree, rules, **options)
 
 
 RUNS: dict[str, Callable[[], Left]] = {}
 RANKED: dict[str, Callable[..., Simulation]] = {}
-"""Those that several ranks share, each as a process of its own."""
+"""Simulations that are also run on several ranks."""
 
 
 def add(name: str, *arguments: Any, **settings: Any) -> None:
@@ -285,7 +282,7 @@ def depth_of(shape: str) -> int:
 
 
 REGISTERED = [entry.name for entry in entries() if entry.make.__module__.startswith("stratafl.")]
-"""Without what others may have registered in this process."""
+"""Rules of the package, without those that other tests register in this process."""
 FULL = leaf(0.1, clip_norm=0.5, momentum=0.6, weight_decay=0.01)
 for rule in REGISTERED:
     add(f"{rule}, as a method", "depth 2, uneven", rule, weights="samples")
@@ -338,7 +335,7 @@ RANKED["stacked, mtgc"] = partial(make, "depth 3, uneven", "mtgc", engine="stack
 
 
 def every_run() -> Iterator[tuple[str, Left]]:
-    """Those of this process."""
+    """Run all runs of this process."""
     for name, run in RUNS.items():
         yield name, run()
     for name, shared in RANKED.items():

@@ -1,17 +1,16 @@
-"""Fingerprints of many small runs, so that code may move and be seen to compute what it did.
+"""Fingerprints of many small runs, which show whether changed code still computes the same.
 
-    python -m tests.fingerprints            which runs differ from the table
-    python -m tests.fingerprints --write    make the table anew, where results are meant to change
+    python -m tests.fingerprints            list the runs that differ from the table
+    python -m tests.fingerprints --write    write a new table, if results are meant to change
 
-The table, `fingerprints.json`, holds for every run of `fingerprint_runs` three SHA-256: of the
-root's model, of every node's state, and of the round records without times. They are over names,
-types, shapes and bytes, so that the last bit of any number counts. The runs are in float64, on one
-thread, in a process of their own that asks the libraries for their plainest arithmetic; but
-processors and builds of torch may still round differently. So the table also has the digest of a
-canary, a fixed computation in plain torch that uses nothing of this package. Where the canary is
-the same, all SHA-256 must be. Where it is not, bits say nothing, and the coarse numbers beside them
-are compared: of each kind of tensor, and each quantity of the records, its norm and its product
-with a fixed vector, to six digits.
+The table, `fingerprints.json`, has three SHA-256 for every run of `fingerprint_runs`: of the root's
+model, of every node's state, and of the round records without times. They cover names, types,
+shapes and bytes, so that the last bit of every number counts. The runs use float64, one thread, and
+a process of their own in which libraries use their most portable kernels; but processors and builds
+of torch may still round differently. So the table also has the digest of a canary, a fixed
+computation in torch without this package. If the canary is the same, all SHA-256 must be the same.
+If it is not, bits cannot be compared, and coarse numbers are compared to six digits instead: for
+each kind of tensor, and each quantity of the records, its norm and its product with a fixed vector.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ PLAIN = {
     "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MKL_CBWR": "COMPATIBLE", "ATEN_CPU_CAPABILITY": "default",
     "PYTHONPATH": str(ROOT),
 }  # fmt: skip
-"""One thread, and no instructions that only some processors have."""
+"""Environment for one thread and instructions that every processor has."""
 DIGITS, RELATIVE, ABSOLUTE = 8, 1e-6, 1e-9
 Table = dict[str, Any]
 
@@ -52,7 +51,7 @@ Table = dict[str, Any]
 
 
 def sha256(tensors: Tensors) -> str:
-    """Of names, types, shapes and bytes, in the order of the names."""
+    """Digest of names, types, shapes and bytes, in the order of names."""
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -61,13 +60,15 @@ def sha256(tensors: Tensors) -> str:
 
 
 def coarse(values: Iterable[float]) -> list[float]:
-    """The norm, and the product with a fixed vector of about unit length; then how many are not
+    """Norm, product with a fixed vector of about unit length, and number of values that are not
     finite."""
     numbers = list(values)
     finite = [value if math.isfinite(value) else 0.0 for value in numbers]
-    product = math.fsum(value * math.cos(place) for place, value in enumerate(finite)) / math.sqrt(len(finite) or 1)
-    found = [math.hypot(*finite), product, float(sum(not math.isfinite(value) for value in numbers))]
-    return [float(f"{value:.{DIGITS}g}") for value in found]
+    product = math.fsum(value * math.cos(position) for position, value in enumerate(finite)) / math.sqrt(
+        len(finite) or 1
+    )
+    numbers_of = [math.hypot(*finite), product, float(sum(not math.isfinite(value) for value in numbers))]
+    return [float(f"{value:.{DIGITS}g}") for value in numbers_of]
 
 
 def same_roughly(one: list[float], other: list[float]) -> bool:
@@ -76,7 +77,7 @@ def same_roughly(one: list[float], other: list[float]) -> bool:
 
 
 def of_tensors(tensors: Tensors, kinds: Mapping[str, str]) -> dict[str, Any]:
-    """`kinds`: under which name each tensor's coarse numbers go."""
+    """Fingerprint of tensors; `kinds`: name of the coarse numbers that each tensor counts in."""
     flat: dict[str, list[float]] = {}
     for name, tensor in sorted(tensors.items()):
         flat.setdefault(kinds[name], []).extend(tensor.detach().double().flatten().tolist())
@@ -84,17 +85,16 @@ def of_tensors(tensors: Tensors, kinds: Mapping[str, str]) -> dict[str, Any]:
 
 
 def of_records(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """As JSON says them, where a float is written to its last bit; texts must agree also where
-    numbers are rough."""
+    """Fingerprint of records as JSON, which has every bit of a float; texts must always agree."""
     text = json.dumps(records, sort_keys=True)
     numbers: dict[str, list[float]] = {}
     words = []
-    for where, value in leaves(json.loads(text)):
-        words.append(where)
+    for path, value in leaves(json.loads(text)):
+        words.append(path)
         if isinstance(value, str):
             words.append(value)
         else:
-            quantity = "traffic" if where.startswith(" traffic") else where.rpartition(" ")[2]
+            quantity = "traffic" if path.startswith(" traffic") else path.rpartition(" ")[2]
             numbers.setdefault(quantity, []).append(float(value))
     return {
         "sha256": hashlib.sha256(text.encode()).hexdigest(),
@@ -103,45 +103,45 @@ def of_records(records: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def leaves(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
-    """Everything in nested tables and lists, each with the keys that lead to it."""
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Values in nested dicts and lists, with the keys on the path to each."""
     if isinstance(value, dict):
-        for key, each in sorted(value.items()):
-            yield from leaves(each, f"{where} {key}")
+        for key, entry in sorted(value.items()):
+            yield from leaves(entry, f"{path} {key}")
     elif isinstance(value, list):
-        for each in value:
-            yield from leaves(each, where)
+        for entry in value:
+            yield from leaves(entry, path)
     else:
-        yield where, value
+        yield path, value
 
 
 def fingerprint(left: Left) -> Table:
-    nodes = {f"{node}: {kind}": tensor for node, held in left.nodes.items() for kind, tensor in held.items()}
-    found = {
+    nodes = {f"{node}: {kind}": tensor for node, tensors in left.nodes.items() for kind, tensor in tensors.items()}
+    parts = {
         "model": of_tensors(left.model, {name: name for name in left.model}),
         "nodes": of_tensors(nodes, {name: name.partition(": ")[2] for name in nodes}),
         "records": of_records(left.records),
     }
-    return {part: found[part] for part in found if part != "nodes" or nodes}
+    return {part: parts[part] for part in parts if part != "nodes" or nodes}
 
 
 def canary() -> str:
-    """What this machine makes of the kinds of operations that training uses: nothing of this
-    package is in it."""
-    place = torch.arange(1.0, 2401.0, dtype=torch.float64)
-    wave = torch.sin(place * place)
-    found = {"sin": wave, "exp": wave.exp(), "log": (wave.abs() + 0.1).log(), "tanh": wave.tanh(), "sum": wave.sum()}
-    found["sqrt"] = wave.abs().sqrt() / place.pow(0.9)
+    """Digest of this machine's results for the kinds of operations that training uses, without this
+    package."""
+    positions = torch.arange(1.0, 2401.0, dtype=torch.float64)
+    wave = torch.sin(positions * positions)
+    results = {"sin": wave, "exp": wave.exp(), "log": (wave.abs() + 0.1).log(), "tanh": wave.tanh(), "sum": wave.sum()}
+    results["sqrt"] = wave.abs().sqrt() / positions.pow(0.9)
     for rows, inner, columns in ((3, 4, 3), (9, 4, 5), (5, 15, 7), (40, 30, 20)):
         left = wave[: rows * inner].reshape(rows, inner)
         right = wave[-inner * columns :].reshape(inner, columns)
         name = f"{rows}x{inner}x{columns}"
-        found[f"product {name}"] = left @ right
-        found[f"vector {name}"] = left @ right[:, 0]
-        found[f"batched {name}"] = torch.stack([left, -left, left * left]) @ torch.stack([right, right + 1, right])
-        found[f"norm {name}"] = torch.linalg.vector_norm(left, dim=1)
-        found[f"mean {name}"] = left.mean(dim=0)
-        found[f"median {name}"] = left.median(dim=0).values
+        results[f"product {name}"] = left @ right
+        results[f"vector {name}"] = left @ right[:, 0]
+        results[f"batched {name}"] = torch.stack([left, -left, left * left]) @ torch.stack([right, right + 1, right])
+        results[f"norm {name}"] = torch.linalg.vector_norm(left, dim=1)
+        results[f"mean {name}"] = left.mean(dim=0)
+        results[f"median {name}"] = left.median(dim=0).values
     inputs, targets = wave[:96].reshape(24, 4), torch.arange(24) % 3
     first, second = wave[100:120].reshape(5, 4).clone(), wave[200:215].reshape(3, 5).clone()
     for _ in range(5):
@@ -150,14 +150,14 @@ def canary() -> str:
         loss = F.cross_entropy(F.linear(inner, second, second[:, 0]), targets)
         slopes = torch.autograd.grad(loss, [first, second])
         first, second = ((x - 0.3 * g).detach() for x, g in zip((first, second), slopes, strict=True))
-    return sha256({**found, "first": first, "second": second})
+    return sha256({**results, "first": first, "second": second})
 
 
 # -- the table -------------------------------------------------------------------------------------
 
 
 def computed_here() -> Table:
-    """All of it, by this process and ranks that it starts."""
+    """Compute the table in this process and in ranks that it starts."""
     runs = {name: fingerprint(left) for name, left in every_run()}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ranks.json"
@@ -168,7 +168,7 @@ def computed_here() -> Table:
 
 
 def computed() -> Table:
-    """By a process with plain arithmetic."""
+    """Compute the table in a process with the environment `PLAIN`."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "found.json"
         command = [sys.executable, "-m", "tests.fingerprints", "--compute", str(path)]
@@ -177,7 +177,7 @@ def computed() -> Table:
 
 
 def as_text(table: Table) -> str:
-    """JSON with a line for each part of a run, so that a change shows where it is."""
+    """JSON with one line for each part of a run, so that differences are easy to locate."""
     head = "".join(f"{json.dumps(key)}: {json.dumps(table[key])},\n" for key in ("canary", "made_with"))
     runs = (
         f"{json.dumps(name)}: {{\n" + ",\n".join(f" {json.dumps(k)}: {json.dumps(v)}" for k, v in run.items()) + "\n}"
@@ -188,41 +188,44 @@ def as_text(table: Table) -> str:
 
 def on_this_rank(path: Path) -> None:
     ranks = Communicator.join()
-    found = {f"{name}, {ranks.count} ranks": fingerprint(simulated(make(ranks=ranks))) for name, make in RANKED.items()}
+    runs = {
+        f"{name}, {ranks.count} ranks": fingerprint(simulated(build(ranks=ranks))) for name, build in RANKED.items()
+    }
     if ranks.is_first:
-        path.write_text(json.dumps(found))
+        path.write_text(json.dumps(runs))
     ranks.leave()
 
 
-def differences(table: Table, found: Table) -> list[str]:
-    """Which part of which run is not as the table has it: in any bit where the canary is the same,
-    else roughly."""
-    exact = table["canary"] == found["canary"]
-    said = []
-    for name in sorted({*table["runs"], *found["runs"]}):
-        before, now = table["runs"].get(name), found["runs"].get(name)
-        if before is None or now is None:
-            said.append(f"{name}: {'not in the table' if before is None else 'not run any more'}")
+def differences(table: Table, computed_table: Table) -> list[str]:
+    """Parts of runs that differ from the table: in any bit if the canary is the same, else
+    roughly."""
+    exact = table["canary"] == computed_table["canary"]
+    lines = []
+    for name in sorted({*table["runs"], *computed_table["runs"]}):
+        before, after = table["runs"].get(name), computed_table["runs"].get(name)
+        if before is None or after is None:
+            lines.append(f"{name}: {'not in the table' if before is None else 'not run any more'}")
             continue
-        for part in sorted({*before, *now}):
-            kinds = different(before.get(part, {}), now.get(part, {}), exact)
+        for part in sorted({*before, *after}):
+            kinds = different(before.get(part, {}), after.get(part, {}), exact)
             if kinds is not None:
-                said.append(f"{name}: {part}: {', '.join(kinds) or 'in the last digits'}")
-    return said
+                lines.append(f"{name}: {part}: {', '.join(kinds) or 'in the last digits'}")
+    return lines
 
 
-def different(before: Table, now: Table, exact: bool) -> list[str] | None:
-    """The kinds of tensors or quantities that are roughly different; None where there is no
-    difference."""
-    ours, theirs = before.get("coarse", {}), now.get("coarse", {})
+def different(before: Table, after: Table, exact: bool) -> list[str] | None:
+    """Kinds of tensors or quantities that differ roughly; None if there is no difference."""
+    numbers_before, numbers_after = before.get("coarse", {}), after.get("coarse", {})
     kinds = [
         kind
-        for kind in sorted({*ours, *theirs})
-        if kind not in ours or kind not in theirs or not same_roughly(ours[kind], theirs[kind])
+        for kind in sorted({*numbers_before, *numbers_after})
+        if kind not in numbers_before
+        or kind not in numbers_after
+        or not same_roughly(numbers_before[kind], numbers_after[kind])
     ]
-    if before.get("words") != now.get("words"):
+    if before.get("words") != after.get("words"):
         kinds.append("names")
-    same = before.get("sha256") == now.get("sha256") if exact else not kinds
+    same = before.get("sha256") == after.get("sha256") if exact else not kinds
     return None if same else kinds
 
 
@@ -231,24 +234,28 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="make the table anew")
     parser.add_argument("--compute", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    if given.rank:
-        on_this_rank(given.rank)
+    if arguments.rank:
+        on_this_rank(arguments.rank)
         return 0
-    if given.compute:
-        given.compute.write_text(json.dumps(computed_here()))
+    if arguments.compute:
+        arguments.compute.write_text(json.dumps(computed_here()))
         return 0
-    found = computed()
-    if given.write:
-        TABLE.write_text(as_text(found))
-        print(f"{TABLE}: {len(found['runs'])} runs")
+    computed_table = computed()
+    if arguments.write:
+        TABLE.write_text(as_text(computed_table))
+        print(f"{TABLE}: {len(computed_table['runs'])} runs")
         return 0
     table = json.loads(TABLE.read_text())
-    said = differences(table, found)
-    how = "every bit" if table["canary"] == found["canary"] else "six digits, since this machine rounds differently"
-    print("\n".join(said) or f"{len(table['runs'])} runs as before, in {how}")
-    return 1 if said else 0
+    lines = differences(table, computed_table)
+    precision = (
+        "every bit"
+        if table["canary"] == computed_table["canary"]
+        else "six digits, since this machine rounds differently"
+    )
+    print("\n".join(lines) or f"{len(table['runs'])} runs as before, in {precision}")
+    return 1 if lines else 0
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ class LeastSquares:
         return self.simulation(rules, **settings).run()
 
     def minimiser(self) -> np.ndarray:
-        """Of the weighted mean of the clients' objectives."""
+        """Minimiser of the weighted mean of the clients' objectives."""
         leaf_weights = np.ones(1)
         for level in range(1, self.tree.depth + 1):
             leaf_weights = leaf_weights[self.tree.parents[level]] * self.tree.weights[level]

@@ -1,6 +1,6 @@
-"""What the linters cannot say of the package's shape: what is loaded when, and nothing twice.
+"""Structure of the package that linters do not check: lazy imports, unique names, no repetition.
 
-Layers and circles of imports are contracts of import-linter, in pyproject.toml."""
+Layers and import cycles are contracts of import-linter, in pyproject.toml."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ PACKAGE = Path(stratafl.__file__).parent
 ROOT = PACKAGE.parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 OUTSIDE = ("benchmarks", "papers")
-"""What a checkout has beside the package."""
+"""Packages that are in a checkout only."""
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LAYERS: list[str] = PROJECT["tool"]["importlinter"]["contracts"][0]["layers"]
-"""The packages as import-linter has them, highest first."""
+"""Layers of import-linter's contract, highest first."""
 NAMED_TWICE = {
     *("Candidate", "Case", "Column", "Columns", "Draw", "Limits", "Network"),
     *("Rates", "Recorder", "Row", "Shown", "Table", "Task"),
 }
-"""Classes that still share their name with one of another package: this set only shrinks."""
+"""Class names that are used more than once; names are only removed from this set."""
 
 
 def loaded_by(code: str) -> set[str]:
-    """The packages that a fresh interpreter has loaded after this."""
+    """Packages that a new interpreter has loaded after running this code."""
     command = [sys.executable, "-c", f"{code}; import sys; print(*{{name.partition('.')[0] for name in sys.modules}})"]
     ran = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, timeout=120)
     return set(ran.stdout.split())
 
 
 def test_public_names_need_torch_and_numpy_only() -> None:
-    """Also where a module of the same name was imported before."""
+    """Also if modules with the same names as public objects were imported before."""
     clashing = "import stratafl.runs.python.simulate, stratafl.core.client_update, stratafl.rules"
     code = f"{clashing}; from stratafl import *; import stratafl as s; assert callable(s.simulate)"
     loaded = loaded_by(f"{code}; assert all(hasattr(s, name) for name in s.__all__)")
@@ -59,7 +59,7 @@ def test_an_unknown_public_name_is_an_attribute_error() -> None:
 
 
 def test_the_command_line_imports_only_dependencies() -> None:
-    """Not what a dependency of it happens to bring: recent versions of Typer do without Click."""
+    """Direct dependencies alone: recent versions of Typer, for example, do not need Click."""
     names = {re.split(r"[^\w-]", requirement)[0] for requirement in PROJECT["project"]["dependencies"]}
     allowed = names | {"stratafl"} | set(sys.stdlib_module_names)
     for path in sorted((PACKAGE / "cli").rglob("*.py")):
@@ -72,7 +72,7 @@ def test_the_command_line_imports_only_dependencies() -> None:
         assert imported <= allowed, path
 
 
-def test_the_package_imports_nothing_that_only_a_checkout_has() -> None:
+def test_the_package_imports_nothing_from_the_checkout() -> None:
     imported = {
         name.partition(".")[0]
         for path in FILES
@@ -84,7 +84,7 @@ def test_the_package_imports_nothing_that_only_a_checkout_has() -> None:
 
 
 def test_class_names_are_unique_in_the_package() -> None:
-    """Deployment and configuration are to be rewritten, and are not looked at."""
+    """Except in deployment and configuration, which are to be rewritten."""
     paths = [path for path in FILES if path.relative_to(PACKAGE).parts[0] not in ("deploy", "config")]
     places = defaultdict(list)
     for path in paths:
@@ -98,7 +98,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def functions() -> Iterator[tuple[str, Function]]:
-    """Every function and method of the checkout, with where it is."""
+    """Functions and methods of the checkout, with their places."""
     for folder in ("stratafl", "tests", *OUTSIDE):
         for path in sorted((ROOT / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
@@ -107,7 +107,7 @@ def functions() -> Iterator[tuple[str, Function]]:
 
 
 class Anonymous(ast.NodeTransformer):
-    """Numbers a function's own names in their order, so that renaming them hides no repetition."""
+    """Replaces a function's local names by numbers, so that renamed copies are found."""
 
     def __init__(self, function: Function):
         names = [node.arg for node in ast.walk(function) if isinstance(node, ast.arg)]
@@ -123,8 +123,7 @@ class Anonymous(ast.NodeTransformer):
 
 
 def test_nothing_is_written_twice() -> None:
-    """No two functions of four statements or more do the same, whatever their variables are
-    called."""
+    """No two functions of four statements or more are the same up to the names of variables."""
     alike = defaultdict(list)
     for place, function in functions():
         body = function.body if ast.get_docstring(function) is None else function.body[1:]

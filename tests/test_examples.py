@@ -1,4 +1,4 @@
-"""The example configs, each as it stands in its folder: it is read, set up, and trains a round."""
+"""The example configs are read and set up, and train a round."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What the code computes is what it computed before: the fingerprints of many small runs, and that
-they can tell."""
+"""Results are the same as before: fingerprints of many small runs, and their sensitivity."""
 
 from __future__ import annotations
 
@@ -20,9 +19,9 @@ def table() -> Table:
 
 
 def test_every_run_ends_as_it_did() -> None:
-    """One test for all of them, since a process of its own runs them all."""
-    said = differences(table(), computed())
-    assert not said, "\n".join(said)
+    """One test for all runs, since one process computes them all."""
+    lines = differences(table(), computed())
+    assert not lines, "\n".join(lines)
 
 
 def test_the_table_has_every_run_rule_and_depth() -> None:
@@ -40,18 +39,17 @@ SAME = [
 ]
 
 
-@pytest.mark.parametrize(("whole", "in_two_goes"), SAME)
-def test_a_run_that_goes_on_leaves_the_same(whole: str, in_two_goes: str) -> None:
-    assert table()["runs"][whole] == table()["runs"][in_two_goes]
+@pytest.mark.parametrize(("uninterrupted", "in_two_goes"), SAME)
+def test_a_resumed_run_has_the_same_fingerprint(uninterrupted: str, in_two_goes: str) -> None:
+    assert table()["runs"][uninterrupted] == table()["runs"][in_two_goes]
 
 
 def off_by(amount: float, canary: str = "") -> Table:
-    """The table of one run in which the rule between the groups and their clients is a little
-    wrong."""
+    """Table of one run whose rule adds `amount` to the models of groups."""
     rule = mtgc()
 
-    def merge(*given: Any) -> Any:
-        memory, model = rule.merge(*given)
+    def merge(*arguments: Any) -> Any:
+        memory, model = rule.merge(*arguments)
         return memory, model + amount if amount else model
 
     left = simulated(make("depth 2", [mtgc(), rule._replace(merge=merge)]))
@@ -65,14 +63,14 @@ def test_an_error_in_the_twelfth_digit_shows() -> None:
     assert wrong == [f"run: {part}: in the last digits" for part in ("model", "nodes", "records")]
 
 
-def test_on_another_machine_only_an_error_in_the_first_digits_shows() -> None:
+def test_another_machine_shows_errors_in_the_first_digits_only() -> None:
     right = off_by(0.0)
     assert differences(right, off_by(1e-12, "another")) == []
     wrong = differences(right, off_by(1e-4, "another"))
     assert [line.split(":")[1].strip() for line in wrong] == ["model", "nodes", "records"]
 
 
-def test_a_kind_of_state_or_a_name_that_is_gone_shows_on_any_machine() -> None:
+def test_missing_states_and_names_show_on_any_machine() -> None:
     right, other = off_by(0.0), off_by(0.0, "another")
     del other["runs"]["run"]["nodes"]["coarse"]["correction"]
     other["runs"]["run"]["records"]["words"] = "others"

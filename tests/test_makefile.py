@@ -1,4 +1,4 @@
-"""What `make` does to an environment that is there already."""
+"""The Makefile and existing environments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def make(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """A target, with a Python and a pip that only note that they were called."""
+    """Run a target with a Python that only prints its arguments."""
     noting = checkout / "noting"
     noting.write_text('#!/bin/sh\necho called "$@"\n')
     noting.chmod(0o755)
@@ -32,30 +32,30 @@ def make(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_an_environment_of_the_user_s_own_stays_as_it_is(checkout: Path) -> None:
-    own = checkout / ".venv" / "bin" / "python"
-    own.parent.mkdir(parents=True)
-    own.symlink_to(checkout / "noting")
-    made = make(checkout)
-    assert made.returncode != 0 and "called" not in made.stdout
-    assert "make VENV=.venv-make demo" in made.stderr
+def test_an_environment_of_the_user_is_not_changed(checkout: Path) -> None:
+    python = checkout / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(checkout / "noting")
+    process = make(checkout)
+    assert process.returncode != 0 and "called" not in process.stdout
+    assert "make VENV=.venv-make demo" in process.stderr
     subprocess.run(["make", "clean"], cwd=checkout, capture_output=True, timeout=60, check=True)
-    assert own.exists() and not (checkout / ".venv" / ".ready").exists()
+    assert python.exists() and not (checkout / ".venv" / ".ready").exists()
 
 
 @pytest.mark.parametrize("mark", [".made_by_make", ".ready"])
-def test_one_that_make_began_is_brought_up_to_date(checkout: Path, mark: str) -> None:
-    own = checkout / ".venv" / "bin" / "python"
-    own.parent.mkdir(parents=True)
-    own.symlink_to(checkout / "noting")
+def test_an_environment_made_by_make_is_updated(checkout: Path, mark: str) -> None:
+    python = checkout / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(checkout / "noting")
     (checkout / ".venv" / mark).touch()
     subprocess.run(["touch", "-d", "2000-01-01", checkout / ".venv" / mark], check=True)
-    made = make(checkout)
-    assert "called -m pip install" in made.stdout and (checkout / ".venv" / ".ready").exists()
+    process = make(checkout)
+    assert "called -m pip install" in process.stdout and (checkout / ".venv" / ".ready").exists()
     subprocess.run(["make", "clean"], cwd=checkout, capture_output=True, timeout=60, check=True)
     assert not (checkout / ".venv").exists()
 
 
-def test_one_that_is_not_there_is_made(checkout: Path) -> None:
-    made = make(checkout, "VENV=other")
-    assert "called -m venv other" in made.stdout
+def test_a_missing_environment_is_created(checkout: Path) -> None:
+    process = make(checkout, "VENV=other")
+    assert "called -m venv other" in process.stdout

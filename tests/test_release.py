@@ -1,4 +1,4 @@
-"""The version of a release is set in all files at once, or in none."""
+"""`tools/release.py` sets the version in all files, or in none."""
 
 from __future__ import annotations
 

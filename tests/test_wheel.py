@@ -1,4 +1,4 @@
-"""What a plain installation has: the wheel and its dependencies, in an empty folder."""
+"""Plain installation from the wheel, without extras, used in an empty folder."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ PIP_WHEEL = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The one of the folder `STRATAFL_DIST`, or one built from a copy, so that building leaves
-    nothing behind."""
+    """The wheel in the folder `STRATAFL_DIST`, or one built from a copy of the sources."""
     if os.environ.get("STRATAFL_DIST"):
         (path,) = (ROOT / os.environ["STRATAFL_DIST"]).glob("*.whl")
         return path
@@ -43,7 +42,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def papers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of the papers, from a copy, too."""
+    """The wheel of the papers, built from a copy."""
     pytest.importorskip("setuptools")
     source, built = tmp_path_factory.mktemp("source") / "papers", tmp_path_factory.mktemp("wheel")
     shutil.copytree(ROOT / "papers", source, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "build"))
@@ -54,12 +53,11 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new one with the package from the wheel; its dependencies are this one's, the extras are
-    not there."""
+    """A new environment with the wheel and this environment's dependencies, without extras."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False)
     packages = next(folder.glob("lib/python*/site-packages"))
-    # a path in a .pth file is searched, and what stands in the .pth files there is not
+    # a .pth file adds a folder to the path, but not the .pth files in that folder
     (packages / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"])
     for name in EXTRAS:
         (packages / f"{name}.py").write_text(f"raise ImportError('no {name} here')")
@@ -69,7 +67,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_wheel_has_every_file_that_is_no_module(wheel: Path) -> None:
+def test_the_wheel_has_every_file_of_the_package(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if name.startswith("stratafl/")}
     kept = [path for path in (ROOT / "stratafl").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
@@ -85,35 +83,37 @@ def test_its_metadata_names_what_it_needs(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         about = Parser().parsestr(archive.read(name).decode())
-    needed = [each for each in about.get_all("Requires-Dist") if "extra ==" not in each]
+    needed = [requirement for requirement in about.get_all("Requires-Dist") if "extra ==" not in requirement]
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    assert sorted(each.replace(" ", "") for each in needed) == sorted(declared)
-    assert not any(each.startswith(EXTRAS) for each in needed)
+    assert sorted(requirement.replace(" ", "") for requirement in needed) == sorted(declared)
+    assert not any(requirement.startswith(EXTRAS) for requirement in needed)
     assert about["Description-Content-Type"] == "text/markdown" and len(about.get_payload()) > 1000
 
 
 def test_a_plain_installation_runs_from_an_empty_folder(environment: Path, tmp_path: Path) -> None:
-    home, here = tmp_path / "home", tmp_path / "here"
+    home, empty = tmp_path / "home", tmp_path / "here"
     home.mkdir()
-    here.mkdir()
-    told = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "STRATAFL", "XDG"))}
-    told |= {"HOME": str(home), "COLUMNS": "80"}
+    empty.mkdir()
+    variables = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "STRATAFL", "XDG"))}
+    variables |= {"HOME": str(home), "COLUMNS": "80"}
 
-    def stratafl(*words: str, folder: Path = here) -> str:
+    def stratafl(*words: str, folder: Path = empty) -> str:
         command = [str(environment / "bin" / "stratafl"), *words]
-        ran = subprocess.run(command, cwd=folder, env=told, capture_output=True, text=True, timeout=900)
-        assert ran.returncode == 0, ran.stdout + ran.stderr
-        return ran.stdout
+        process = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=900)
+        assert process.returncode == 0, process.stdout + process.stderr
+        return process.stdout
 
     code = "import stratafl; print(stratafl.__file__)"
     command = [str(environment / "bin" / "python"), "-c", code]
-    used = subprocess.run(command, cwd=here, env=told, capture_output=True, text=True, check=True, timeout=120).stdout
-    assert Path(used.strip()).is_relative_to(environment)
+    path = subprocess.run(
+        command, cwd=empty, env=variables, capture_output=True, text=True, check=True, timeout=120
+    ).stdout
+    assert Path(path.strip()).is_relative_to(environment)
 
     assert "MTGC" in stratafl("demo", "--quiet")
-    assert (here / "demo.png").read_bytes().startswith(b"\x89PNG")
+    assert (empty / "demo.png").read_bytes().startswith(b"\x89PNG")
     stratafl("init", "study")
-    study = here / "study"
+    study = empty / "study"
     assert "accuracy" in stratafl("run", "study.toml", "--quiet", folder=study)
     assert "mtgc" in stratafl("runs", folder=study)
     stratafl("report", folder=study)
@@ -131,11 +131,11 @@ def test_the_wheel_of_the_papers_has_every_paper_and_the_command(papers: Path) -
 
 
 def test_the_papers_add_their_command(environment: Path, papers: Path, tmp_path: Path) -> None:
-    told = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "STRATAFL", "XDG"))}
+    variables = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "STRATAFL", "XDG"))}
     command = [environment / "bin" / "stratafl", "reproduce", "search", "--report-only", "--runs", tmp_path]
 
     def reproduce() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(command, cwd=tmp_path, env=told, capture_output=True, text=True, timeout=300)
+        return subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=300)
 
     before = reproduce()
     assert before.returncode == 2 and before.stderr.count("\n") == 1 and "pip install ./papers" in before.stderr

@@ -148,8 +148,8 @@ def feddyn(s: Setting, alpha: float) -> np.ndarray:
 
 
 def feddyn_as_released(s: Setting, alpha: float, norm: float, weight_decay: float) -> np.ndarray:
-    """As in the code released with the paper: the loss has a linear term, its gradient is clipped,
-    and SGD has a weight decay of alpha more."""
+    """FedDyn of the code released with the paper: the loss has a linear term, its gradient is
+    clipped, and alpha is added to SGD's weight decay."""
     moved = {i: np.zeros_like(s.x0) for i in s.level(s.M)}
 
     def group_round(group: Node, start: np.ndarray) -> np.ndarray:

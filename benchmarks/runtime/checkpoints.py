@@ -36,10 +36,9 @@ from stratafl.metrics.communication import CommunicationMeter
 from stratafl.models.registry import build
 from stratafl.rules.registry import rules_for
 from stratafl.runs import format
-from stratafl.runs.checkpoint import CHUNK, Checkpoints, Progress
+from stratafl.runs.checkpoint import CHUNK, Checkpoints, LogDigest, Progress
 from stratafl.runs.launch import Launch
 from stratafl.runs.provenance import Provenance
-from stratafl.runs.round_log import LogDigest
 from stratafl.runs.writer import RunWriter
 
 CLIENTS, TIMES = "10x10", 3

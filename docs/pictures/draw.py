@@ -1,7 +1,7 @@
 """The pictures of docs/concepts.md: run `python docs/pictures/draw.py`.
 
-Each is one SVG on a card of its own that follows the reader's light or dark screen. The last one is
-computed, not sketched: it shows what plain averaging and MTGC do on two quadratics in each group.
+Each picture is one SVG that follows the light or dark mode of the reader's screen. The picture of
+drift is computed: averaging and MTGC on two quadratics in each of two groups.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MARKERS = "".join(
 
 
 class Picture:
-    """An SVG in the making."""
+    """Builder of an SVG file."""
 
     def __init__(self, width: int, height: int, title: str):
         self.size, self.title = (width, height), title
@@ -92,7 +92,7 @@ def tree() -> None:
 
 def periods() -> None:
     picture = Picture(
-        760, 285, "One global round with periods [3, 4]: steps, meetings of groups, a meeting at the root"
+        760, 285, "One global round with periods [3, 4]: steps, group rounds, and a synchronisation at the root"
     )
     left, step, top = 130.0, 47.0, 225.0
     for y, words in ((70, "root"), (145, "groups"), (225, "clients")):
@@ -108,8 +108,8 @@ def periods() -> None:
     picture.line([(end, 134), (end, 84)], "sroot", "to_root")
     picture.dot(end, 70, 11, "root")
     picture.text(left + 2 * step, 258, "4 steps of SGD", "soft small")
-    picture.text(left + 4 * step + 14, 183, "a group's clients meet", "soft small", "start")
-    picture.text(end - 16, 104, "after 3 such rounds the groups meet", "soft small", "end")
+    picture.text(left + 4 * step + 14, 183, "the clients of a group synchronise", "soft small", "start")
+    picture.text(end - 16, 104, "after 3 group rounds the root synchronises", "soft small", "end")
     picture.text(left - 20, 32, "periods = [3, 4]", "ink bold", "start")
     picture.text(left + 125, 32, "one global round = 3 rounds of the groups = 12 steps of a client", "soft", "start")
     picture.text(end + 22, 258, "time", "soft small", "end")
@@ -117,28 +117,28 @@ def periods() -> None:
 
 
 def meeting() -> None:
-    picture = Picture(760, 300, "A meeting: children send, the parent takes the mean, children learn and correct")
-    titles = ("1. children send", "2. the parent merges", "3. children learn")
+    picture = Picture(760, 300, "A synchronisation: children send, the parent aggregates, children get its model")
+    titles = ("1. children send", "2. the parent merges", "3. children get its model")
     notes = (
         ("up: the model, and what", "else the rule sends"),
         ("merge: the weighted mean,", "or a step towards it"),
-        ("down: how far was I from the", "mean? That is my correction"),
+        ("down: the difference from the", "mean updates the correction"),
     )
     for number, (title, note) in enumerate(zip(titles, notes, strict=True)):
         x = 130.0 + 250 * number
         picture.text(x, 36, title, "ink bold")
         for child in (-1, 0, 1):
-            here = (x + 70 * child, 195.0)
+            position = (x + 70 * child, 195.0)
             if number == 0:
-                picture.line([(here[0] - 0.12 * 70 * child, 177), (x + 18 * child, 107)], "sone", "to_one")
+                picture.line([(position[0] - 0.12 * 70 * child, 177), (x + 18 * child, 107)], "sone", "to_one")
             elif number == 1:
-                picture.line([here, (x, 90)], "faint")
+                picture.line([position, (x, 90)], "faint")
             else:
-                picture.line([(x + 14 * child, 108), (here[0] - 0.12 * 70 * child, 175)], "sroot", "to_root")
-            picture.dot(*here, 15, "one" if number < 2 else "root")
+                picture.line([(x + 14 * child, 108), (position[0] - 0.12 * 70 * child, 175)], "sroot", "to_root")
+            picture.dot(*position, 15, "one" if number < 2 else "root")
             if number == 2:
                 picture.line(
-                    [(here[0], 216), (here[0] - 20 * child + (14 if child == 0 else 0), 232)], "stwo", "to_two"
+                    [(position[0], 216), (position[0] - 20 * child + (14 if child == 0 else 0), 232)], "stwo", "to_two"
                 )
         picture.dot(x, 88, 20, "one" if number == 0 else "root")
         for line, words in enumerate(note):
@@ -151,9 +151,9 @@ def meeting() -> None:
 # -- computed: two groups of two clients, each with a quadratic of its own ------------------------
 
 CENTRES = np.array([[[-3.4, 1.0], [0.6, 2.8]], [[3.2, 0.6], [0.4, -3.6]]])
-"""Where each client's own loss is smallest: group, client, coordinate."""
+"""Minimum of each client's loss: group, client, coordinate."""
 CURVES = np.array([[[1.0, 0.3], [0.25, 0.9]], [[0.3, 0.7], [0.8, 0.35]]])
-"""How steep it is there, by coordinate."""
+"""Curvature of each client's loss, by coordinate."""
 OPTIMUM = (CURVES * CENTRES).sum(axis=(0, 1)) / CURVES.sum(axis=(0, 1))
 START = np.array([-2.6, -3.2])
 E, H, RATE = 3, 8, 0.12
@@ -192,7 +192,7 @@ def drift() -> None:
         for group in range(2):
             for client in range(2):
                 color = ("one", "two")[group]
-                picture.line([place(each) for each in walked[group, client]], f"s{color}")
+                picture.line([place(point) for point in walked[group, client]], f"s{color}")
                 x, y = place(CENTRES[group, client])
                 picture.line([(x - 5, y - 5), (x + 5, y + 5)], f"s{color}")
                 picture.line([(x - 5, y + 5), (x + 5, y - 5)], f"s{color}")
@@ -207,35 +207,33 @@ def drift() -> None:
 
 
 def corrections() -> None:
-    picture = Picture(
-        760, 300, "Directions of a client, of its group and of everybody, and the corrections between them"
-    )
+    picture = Picture(760, 300, "Directions of a client, its group and all clients, and the corrections between them")
     start = (320.0, 235.0)
-    own, group, whole = (70.0, 205.0), (115.0, 90.0), (285.0, 70.0)
-    for end, color in ((own, "two"), (group, "one"), (whole, "root")):
+    client, group, total = (70.0, 205.0), (115.0, 90.0), (285.0, 70.0)
+    for end, color in ((client, "two"), (group, "one"), (total, "root")):
         picture.line([start, end], f"s{color}", f"to_{color}")
-    for (x0, y0), (x1, y1) in ((own, group), (group, whole)):
+    for (x0, y0), (x1, y1) in ((client, group), (group, total)):
         between = [(x0 + share * (x1 - x0), y0 + share * (y1 - y0)) for share in (0.06, 0.94)]
         picture.line(between, "line", "to", dashed=True)
     picture.dot(*start, 6, "ink")
     picture.text(start[0], start[1] + 26, "the model", "ink bold")
-    picture.text(own[0] + 20, own[1] + 30, "the client's data", "two")
-    picture.text(group[0] - 10, group[1] - 14, "its group's", "one")
-    picture.text(whole[0] + 10, whole[1] - 14, "everybody's", "root")
+    picture.text(client[0] + 20, client[1] + 30, "the client", "two")
+    picture.text(group[0] - 10, group[1] - 14, "its group", "one")
+    picture.text(total[0] + 10, total[1] - 14, "all clients", "root")
     picture.text(78, 148, "z", "ink bold")
     picture.text(196, 66, "y", "ink bold")
-    picture.text(20, 34, "Which way to go? Ask", "soft small", "start")
-    told = (
+    picture.text(20, 34, "Descent directions of", "soft small", "start")
+    legend = (
         ("z", "the client's correction", "from its own direction to its group's"),
-        ("y", "the group's correction", "from its direction to everybody's"),
+        ("y", "the group's correction", "from its direction to that of all clients"),
     )
-    for number, (name, title, words) in enumerate(told):
+    for number, (name, title, words) in enumerate(legend):
         picture.text(430, 85 + 55 * number, name, "ink bold", "start")
         picture.text(452, 85 + 55 * number, title, "ink", "start")
         picture.text(452, 105 + 55 * number, words, "soft small", "start")
-    for number, words in enumerate(("With both, a client steps where", "everybody's data pull. Over siblings,")):
+    for number, words in enumerate(("With both, a client steps in the", "direction of all clients. Over siblings,")):
         picture.text(430, 205 + 20 * number, words, "soft small", "start")
-    picture.text(430, 245, "corrections add up to zero.", "soft small", "start")
+    picture.text(430, 245, "corrections sum to zero.", "soft small", "start")
     picture.save("corrections.svg")
 
 

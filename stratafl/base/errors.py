@@ -73,12 +73,11 @@ class UserCodeError(InvalidInput):
         exception's own class still does.
         """
         kind: Any = type(problem)
-        combined: type[UserCodeError] = _of_kind(kind)
-        return combined
+        return _with_class(kind)
 
 
 @functools.cache
-def _of_kind(kind: type[BaseException]) -> type[UserCodeError]:
+def _with_class(kind: Any) -> type[UserCodeError]:
     ends = SystemExit, StopIteration, StopAsyncIteration  # which Python itself would hear
     if issubclass(UserCodeError, kind) or issubclass(kind, ends):
         return UserCodeError
@@ -99,9 +98,9 @@ class MissingExtra(ImportError):
         super().__init__(f"{feature} needs the package {package}: pip install {package_name}")
 
 
-def unknown_name(field: str, name: object, known: Iterable[str]) -> InvalidInput:
+def unknown_name(field: str, name: object, names: Iterable[str]) -> InvalidInput:
     """Build the error about an unknown name, with the nearest known one."""
-    choices = sorted(known)
+    choices = sorted(names)
     text = name[:LONGEST] if isinstance(name, str) else format_value(name)
     begun = [choice for choice in choices if text and choice.startswith(text)]
     near = begun or difflib.get_close_matches(text, choices, n=1, cutoff=0.5)
@@ -231,7 +230,6 @@ def _pieces(value: object) -> Iterator[str]:
             yield f"<{type(value).__name__}>"
 
 
-def join_names(names: Sequence[str], most: int = 5) -> str:
-    """Join names in one line: the first ones, and the number of the others."""
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def join_names(names: Sequence[str]) -> str:
+    """Join names in one line: the first five, and the number of the others."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")

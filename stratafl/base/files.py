@@ -7,11 +7,13 @@ one. In a run folder a symbolic link is replaced or refused, and its target is n
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -118,6 +120,16 @@ def _too_large(size: int, largest: int) -> str:
 def read_bounded(path: Path) -> bytes:
     """Read a text file that will be parsed as a whole; its size is limited."""
     return read_bytes(path, LARGEST_TEXT)
+
+
+def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
+    """Format tables as the rows of a CSV file, with a column for every key; None is an empty
+    cell."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def read_json(path: Path) -> Any:

@@ -38,11 +38,9 @@ def curves(
     lines: Mapping[str, Line],
     *,
     title: str,
-    x: str = "global rounds",
-    y: str = "test accuracy",
     target: float | None = None,
 ) -> None:
-    """Draw one curve per run, the last one on top, each labelled at its end and in the legend."""
+    """Draw the test accuracy of each run, the last one on top, with a legend."""
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
     for number, (name, (xs, ys)) in enumerate(lines.items()):
@@ -54,7 +52,7 @@ def curves(
             f"{target:g}", (1, target), xycoords=("axes fraction", "data"), xytext=(4, -3),
             textcoords="offset points", fontsize=8, color="#444444", annotation_clip=False,
         )  # fmt: skip
-    axes.set(xlabel=x, ylabel=y)
+    axes.set(xlabel="global rounds", ylabel="test accuracy")
     axes.set_title(title, loc="left", fontsize=11)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)

@@ -42,11 +42,8 @@ def _signed(word: int) -> int:
 
 
 _GOLDEN = _signed(0x9E3779B97F4A7C15)
-
 _MULTIPLY_1 = _signed(0xBF58476D1CE4E5B9)
-
 _MULTIPLY_2 = _signed(0x94D049BB133111EB)
-
 MIXING = (_GOLDEN, _MULTIPLY_1, _MULTIPLY_2)
 """Constants of the hash, for kernels that continue from `stream_prefix` themselves."""
 
@@ -108,7 +105,6 @@ def _hash(*words: int) -> int:
 
 
 CPU = torch.device("cpu")
-
 PROCESS = threading.RLock()
 """Lock for temporary changes to the state of the process.
 

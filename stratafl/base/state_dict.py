@@ -11,9 +11,7 @@ from torch import Tensor
 from stratafl.base.errors import InvalidInput
 
 BY_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
 MOST_ROWS = 1 << 32
-
 AT_ONCE = 1 << 26
 """Rows that are compared in one operation."""
 

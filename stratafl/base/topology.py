@@ -34,12 +34,10 @@ Reducer = Callable[[Tensor, Tensor], Tensor]
 """Aggregate the children of one parent: (K x P rows, K weights) to one row."""
 
 ROOT = "root"
-
 ALL = 1 - 1e-9
 """A sum of sibling weights above this is 1 up to rounding: all siblings are present."""
 
 LEAF = object()
-
 MOST_NODES, MOST_LEVELS = 10_000_000, 100
 """Limits of a tree's size below the root; trees with more than a few levels are rare."""
 
@@ -392,6 +390,19 @@ def _children(shape: object) -> list[tuple[str, object]]:
     if all(isinstance(child, str) for child in shape):
         return [(child, LEAF) for child in shape]
     return [(str(i), child) for i, child in enumerate(shape)]
+
+
+def subtree_counts(parents: Sequence[Sequence[int] | np.ndarray], leaves_N: np.ndarray) -> list[np.ndarray]:
+    """Sums of the clients' counts below each node, per level, root first.
+
+    `parents` is that of a tree; counts may have further axes, such as one of classes.
+    """
+    counts = [leaves_N]
+    for level in range(len(parents) - 1, 0, -1):
+        above = 1 if level == 1 else len(parents[level - 1])
+        counts.insert(0, np.zeros((above, *leaves_N.shape[1:]), dtype=leaves_N.dtype))
+        np.add.at(counts[0], np.asarray(parents[level], dtype=np.int64), counts[1])
+    return counts
 
 
 def groups_of(tree: Tree) -> list[int]:

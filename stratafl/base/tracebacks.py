@@ -28,7 +28,7 @@ COMPILED = (".pyx", ".pxd", ".pxi")
 
 
 class UserFrame(NamedTuple):
-    """One line of the user's own code."""
+    """Line of the user's own code."""
 
     file: str
     line: int
@@ -48,19 +48,19 @@ def user_frames(problem: BaseException, also: Collection[str] = ()) -> tuple[Use
     Files in `also` count as the user's.
     """
     seen: set[int] = set()
-    each: BaseException | None = problem
-    while each is not None and id(each) not in seen:
-        seen.add(id(each))
+    raised: BaseException | None = problem
+    while raised is not None and id(raised) not in seen:
+        seen.add(id(raised))
         frames = [
             UserFrame(frame.filename, frame.lineno or 0, frame.name, (frame.line or "").strip())
-            for frame in traceback.extract_tb(each.__traceback__)
+            for frame in traceback.extract_tb(raised.__traceback__)
             if is_user_file(frame.filename, frame.name) or frame.filename in also
         ]
-        if isinstance(each, SyntaxError) and each.filename and is_user_file(each.filename):
-            frames.append(UserFrame(each.filename, each.lineno or 0, "<module>", (each.text or "").strip()))
+        if isinstance(raised, SyntaxError) and raised.filename and is_user_file(raised.filename):
+            frames.append(UserFrame(raised.filename, raised.lineno or 0, "<module>", (raised.text or "").strip()))
         if frames:
             return tuple(frames)
-        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+        raised = raised.__cause__ or (None if raised.__suppress_context__ else raised.__context__)
     return ()
 
 
@@ -69,8 +69,10 @@ def format_frames(frames: Sequence[UserFrame]) -> str:
     if len(frames) > MOST:
         half = MOST // 2
         between = f"  ... {len(frames) - 2 * half:,} frames more ..."
-        return "\n".join([*(each.shown() for each in frames[:half]), between, *(e.shown() for e in frames[-half:])])
-    return "\n".join(each.shown() for each in frames)
+        return "\n".join(
+            [*(frame.shown() for frame in frames[:half]), between, *(frame.shown() for frame in frames[-half:])]
+        )
+    return "\n".join(frame.shown() for frame in frames)
 
 
 def add_plugin(folder: str) -> None:
@@ -98,8 +100,8 @@ def _library_folders() -> frozenset[str]:
     kinds = ("stdlib", "platstdlib", "purelib", "platlib")
     libraries = [*(sysconfig.get_path(kind) for kind in kinds), *site.getsitepackages(), site.getusersitepackages()]
     # an environment may have its libraries in another's folder, or in one that was named to pip
-    libraries += [each for each in sys.path if _has_libraries(each)]
-    return frozenset(os.path.realpath(each) for each in [str(PACKAGE), *PLUGINS, *filter(None, libraries)])
+    libraries += [folder for folder in sys.path if _has_libraries(folder)]
+    return frozenset(os.path.realpath(folder) for folder in [str(PACKAGE), *PLUGINS, *filter(None, libraries)])
 
 
 def _has_libraries(folder: str) -> bool:

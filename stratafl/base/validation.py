@@ -21,12 +21,19 @@ def plain(value: Any) -> Any:
     return value
 
 
-def check_choice(field: str, name: object, known: Iterable[Known]) -> Known:
+def check_choice(field: str, name: object, choices: Iterable[Known]) -> Known:
     """Return `value` if it is a known name, as the type of these, or raise `InvalidInput`."""
-    for choice in known:
+    for choice in choices:
         if isinstance(name, str) and name == choice:
             return choice
-    raise unknown_name(field, name, known)
+    raise unknown_name(field, name, choices)
+
+
+def check_keys(field: str, table: Iterable[Any], keys: Collection[str]) -> None:
+    """Reject a table that has other keys than these."""
+    for key in table:
+        if key not in keys:
+            raise unknown_name(f"{field} key", key, keys)
 
 
 def name_and_params(field: str, value: object, instead: str = "") -> tuple[str, dict[str, Any]]:
@@ -135,6 +142,6 @@ def last_parts(names: Collection[str]) -> set[str]:
     return {name.rpartition(".")[2] for name in names}
 
 
-def is_within(name: str, wholes: Collection[str]) -> bool:
+def is_within(name: str, outer: Collection[str]) -> bool:
     """Whether a name is one of these, or is inside one of these."""
-    return any(name == whole or name.startswith(f"{whole}.") for whole in wholes)
+    return any(name == prefix or name.startswith(f"{prefix}.") for prefix in outer)

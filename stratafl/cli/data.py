@@ -13,7 +13,7 @@ from stratafl.cli.options import CONFIG_FILE, AsJson, Changes, Commands
 from stratafl.cli.tables import Column, print_sentence, print_table
 
 if TYPE_CHECKING:
-    from stratafl.data.partition.statistics import HeterogeneityReport
+    from stratafl.data.partition.heterogeneity import HeterogeneityReport
 
 data = typer.Typer(cls=Commands, help="Data sets: list, prepare, show.", no_args_is_help=True)
 
@@ -81,8 +81,7 @@ def show_command(
     from stratafl.base.topology import Tree
     from stratafl.config.data import split
     from stratafl.config.schema import Config
-    from stratafl.data.partition import figures
-    from stratafl.data.partition.statistics import heterogeneity
+    from stratafl.data.partition.heterogeneity import contact_sheet, heterogeneity, split_figure
 
     plotting.check_picture(out)
     settings = Config.load(config, change or ())
@@ -93,12 +92,10 @@ def show_command(
     labels, leaves = dataset.samples.targets_N.numpy(), dataset.clients.numpy()
     report = heterogeneity(labels, leaves, tree.parents)
     title = f"{settings.data.name if stored is None else stored.name}: {', '.join(dataset.partition_notes)}"
-    written = [figures.split_figure(out, labels, leaves, tree.parents, class_names=dataset.classes, title=title)]
+    written = [split_figure(out, labels, leaves, tree.parents, class_names=dataset.classes, title=title)]
     if stored is not None and stored.kind == "image":
         sheet = out.with_name(f"{out.stem}_images{out.suffix}")
-        written.append(
-            figures.contact_sheet(sheet, stored.x_train, leaves, tree.parents, angles=dataset.angles, title=title)
-        )
+        written.append(contact_sheet(sheet, stored.x_train, leaves, tree.parents, angles=dataset.angles, title=title))
     if as_json:
         print(json.dumps({**dataclasses.asdict(report), "pictures": [str(path) for path in written]}))
         return

@@ -96,7 +96,7 @@ def _run(title: str, values: dict[str, Any], quiet: bool) -> Result:
     simulation = experiment(Config.of(values))
     try:
         with ProgressBar(title, simulation.rounds, quiet) as display:
-            simulation.met = display.on_sync
+            simulation.on_sync = display.on_sync
             for result in simulation:
                 display.show(result)
     except KeyboardInterrupt:

@@ -121,7 +121,7 @@ def _show(launch: Launch, tracked: Sequence[str], quiet: bool, as_json: bool) ->
             display.show(record)
             follow(record)
 
-        launch.simulation.met = display.on_sync
+        launch.simulation.on_sync = display.on_sync
         done = launch.run(watch, display.print_line)
     summary = done.summary
     if as_json:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stratafl.base.errors import escape_control
+from stratafl.base.errors import InvalidInput, escape_control, join_names
 from stratafl.cli.options import TARGET_HELP, AsJson, KeepStale, Quiet, Workers
 from stratafl.cli.tables import Column, print_table
 from stratafl.runs import format
@@ -33,6 +33,7 @@ def sweep_command(
     """Run a grid of configs, several at a time; what is done is skipped."""
     from stratafl.cli.display import SweepDisplay
     from stratafl.metrics.objective import parse_goal
+    from stratafl.metrics.records import measured
     from stratafl.runs.sweep import Plan, run_all, table
 
     plan = Plan.load(file)
@@ -44,7 +45,13 @@ def sweep_command(
         say = _say if quiet else display.say
         outcomes = run_all(configs, folder, workers, display.show, say, keep_stale=keep_stale, target=goal)
     stored = {o.name: read_run(o.path) for o in outcomes if o.status == format.DONE and o.path is not None}
-    goal = goal and goal.with_direction({name: way for run in stored.values() for name, way in run.better.items()})
+    better = {name: way for run in stored.values() for name, way in run.better.items()}
+    records = [record for run in stored.values() for record in run.rounds]
+    metrics = sorted(better.keys() | {name for record in records for name in measured(record)})
+    if goal is not None and stored and goal.metric not in metrics:
+        field, value = ("target", goal) if target is None else ("--target", target)
+        raise InvalidInput(field, str(value), f"these runs have {join_names(metrics) or 'no metrics'}")
+    goal = goal and goal.with_direction(better)
     rows = table(plan.entries, stored, goal)
     if as_json:
         print(json.dumps({

@@ -1,2 +1,2 @@
-"""What a federation is: rules' contract, leaf's step, schedule, rows of a module, meetings,
-records."""
+"""Contracts that every way to run a federation shares: rules, channels, schedules, a client's
+training, and a model as rows of a matrix."""

@@ -1,13 +1,13 @@
-"""How what two nodes exchange travels over an edge.
+"""The channel contract: encoding of the messages on an edge, such as compression.
 
-A rule says what a child and its parent tell each other; a channel says in which form that goes over
-the network, one channel per edge level and direction. Rules never know of it: a parent reduces what
-it decoded, and a child later compares the parent's answer with what the parent decoded of it, so
-that corrections still sum to zero over siblings.
+A rule determines the content of a message, and a channel its form on the network; each edge level
+has one channel per direction. Rules do not see channels: the parent aggregates decoded messages,
+and the child compares the parent's new model with its own update as the parent decoded it, so that
+corrections still sum to zero over siblings.
 
-A channel is a tuple of pure functions over rows, like a rule: called with all rows of a level (a
-simulation) or with one row (a deployed node), it is the same channel. A payload is a table of named
-matrices with one row per sender; its bytes are what is counted and what is sent.
+A channel is a tuple of pure functions over rows, like a rule: it is called with all rows of a level
+in a simulation, and with one row at a deployed node. A payload is a table of named matrices with
+one row per sender; its size in bytes is counted as communication.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ import numpy as np
 from stratafl.core.rule import Edge, Rows
 
 MODEL, BUFFERS = "model", "buffers"
-"""Names of the rows that every message has besides those that a rule adds."""
+"""Names of the rows that every message has, besides those that a rule adds."""
 
 
 class ChannelKey(NamedTuple):
-    """Key of a channel's random numbers: the place of a message in a run."""
+    """Key of a channel's random numbers: position of a message in a run."""
 
     seed: int
     level: int
-    """The level of the edge."""
+    """Edge level."""
     round: int
     """Number of rounds that this edge level has begun."""
     nodes_N: np.ndarray
-    """The senders' numbers in the whole tree."""
+    """Numbers of the senders in the whole tree."""
 
 
 class Channel(NamedTuple):
     """The functions of one edge level in one direction."""
 
     init: Callable[[Rows], Rows]
-    """The sender's initial memory of this channel, from a message of the form it will send."""
+    """init(message) -> memory: the sender's first memory, from an example of its messages."""
     encode: Callable[[Rows, Rows, Edge | None, ChannelKey], tuple[Rows, Rows]]
-    """The sender's new memory and the payload, from its memory, the message, values that both sides
-    know (None on the way down, where a child may have missed the last message) and the key."""
+    """encode(memory, message, edge, key) -> (memory, payload): `edge` has the values that both
+    sides know; it is None on the way down, where a child may have missed the last message."""
     decode: Callable[[Rows, Edge | None], Rows]
-    """The message as the receiver understands it, from the payload and the values both know."""
+    """decode(payload, edge) -> message, as the receiver gets it."""
 
 
 def identity() -> Channel:
-    """A channel that sends everything as it is."""
+    """A channel that sends messages unchanged."""
     return Channel(
         init=lambda message: {},
-        encode=lambda memory, message, known, key: (memory, message),
-        decode=lambda payload, known: payload,
+        encode=lambda memory, message, edge, key: (memory, message),
+        decode=lambda payload, edge: payload,
     )
 
 
@@ -64,7 +64,7 @@ class Channels(NamedTuple):
 
 
 EXACT = Channels()
-"""Channels that send everything as it is."""
+"""Channels that send messages unchanged."""
 
 
 def row_bytes(payload: Rows) -> int:

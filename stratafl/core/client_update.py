@@ -1,4 +1,4 @@
-"""What a client does between a gradient and the optimizer's step."""
+"""A client's local update: learning rate, transforms of the gradient, and optimizer."""
 
 from __future__ import annotations
 
@@ -12,33 +12,35 @@ from torch import Tensor
 from stratafl.base.errors import InvalidInput, convert_errors
 from stratafl.base.rng import ALIKE, seeded_rng
 from stratafl.base.validation import check_choice, check_integer, check_number
+from stratafl.core.dry_run import ImpureFunction, dry_run
 from stratafl.core.flat_module import equal_with_nan
 from stratafl.core.optimizer import OPTIMIZERS, SGD, AdamW, LearningRate, Optimiser, constant, parse_optimizer
-from stratafl.core.rule import Proximal, Rule
+from stratafl.core.rule import Proximal, Rows, Rule
 
 CorrectionFn = Callable[[Tensor, Tensor], Tensor]
-"""(model, gradient) -> the direction with everything the rules on the path to the root add."""
+"""(model, gradient) -> gradient plus corrections and local terms of all rules on the path to the
+root."""
 
 Stage = Callable[[Tensor, Tensor, CorrectionFn], Tensor]
-"""(direction, model, correct) -> direction."""
+"""Gradient transform: (direction, model, correct) -> direction."""
 
 OptimiserState = Literal["restart", "keep"]
-"""What becomes of an optimiser's state when a client gets a model from its parent."""
+"""Whether the state of a client's optimizer is reset when it gets a model from its parent."""
 
 PLAIN = SGD()
 
 
 def reports_clipping(stage: Stage) -> bool:
-    """Whether a stage counts the directions that it shortens: `clip`, and a user's own stage with a
-    method `shortened` of the same arguments, which returns the directions and the number of rows
-    that it shortened."""
+    """Whether a stage counts the directions that it shortens: `clip`, and a user's stage with a
+    method `shortened`, which takes the same arguments and returns the directions and the number of
+    shortened rows."""
     return hasattr(stage, "shortened")
 
 
 def apply_transforms(
     stages: Sequence[Stage], direction: Tensor, x: Tensor, correct: CorrectionFn, clipped: Tensor
 ) -> Tensor:
-    """Apply all stages to the directions, and add the number of shortened rows to `clipped`."""
+    """Apply all stages in order, and add the number of shortened rows to `clipped`."""
     for stage in stages:
         shortened = getattr(stage, "shortened", None)
         if shortened is None:
@@ -50,13 +52,13 @@ def apply_transforms(
 
 
 def corrections(direction: Tensor, x: Tensor, correct: CorrectionFn) -> Tensor:
-    """Stage: add what the rules add."""
+    """Stage: add the corrections and local terms of all rules."""
     return correct(x, direction)
 
 
 @dataclass(frozen=True)
 class clip:
-    """Stage: scale each client's direction down to this norm where it is longer."""
+    """Stage: clip the norm of each client's direction."""
 
     norm: float
 
@@ -80,15 +82,15 @@ class decay:
 
 
 class StandardChain(NamedTuple):
-    """The usual chain, corrections -> clip -> decay, as two numbers, for engines with a kernel of
-    all of it."""
+    """Settings of the standard chain, corrections -> clip -> decay, for engines that have one
+    kernel for all of it."""
 
     clip: float | None
     decay: float
 
     @staticmethod
     def from_stages(stages: Sequence[Stage]) -> StandardChain | None:
-        """The two numbers of a usual chain; None for any other."""
+        """The settings of these stages; None if they are not a standard chain."""
         rest = list(stages)
         if not rest or rest.pop(0) is not corrections:
             return None
@@ -101,48 +103,44 @@ class StandardChain(NamedTuple):
 
 @dataclass(frozen=True)
 class Leaf:
-    """The chain every client runs: the learning rate, the stages between the gradient and the
-    optimiser, and the optimiser.
-
-    The optimiser's state starts anew whenever a client gets a model from its parent, or is kept.
-    """
+    """Local update of every client: learning rate, stages between gradient and optimizer, and
+    optimizer."""
 
     lr: LearningRate
     stages: tuple[Stage, ...] = (corrections,)
     optimiser: Optimiser = PLAIN
     optimiser_state: OptimiserState = "restart"
     epochs: int | None = None
-    """Passes of each client over its own data between two synchronisations, instead of steps; a
-    schedule then counts passes."""
+    """Passes over a client's own data between two synchronisations; None if the schedule counts
+    steps instead."""
 
     @property
     def has_clip(self) -> bool:
-        """Whether a stage may shorten a direction."""
+        """Whether a stage may shorten directions."""
         return any(map(reports_clipping, self.stages))
 
     @property
     def keeps_optimizer_state(self) -> bool:
-        """Whether the optimiser's state outlives a synchronisation."""
+        """Whether the optimizer's state is kept when a client gets a new model."""
         return self.optimiser_state == "keep"
 
     @property
     def is_nonlinear(self) -> bool:
         """Whether a model's displacement differs from the learning rate times the sum of its
-        directions.
+        directions, or clients differ in their numbers of steps.
 
-        So it does for all but SGD with a new state, and where clients make passes, whose number of
-        steps depends on their data. Rules that derive gradients from displacements then need the
-        SGD path.
+        True for all optimizers but SGD with a reset state, and for passes over clients' data. Rules
+        that derive gradients from displacements then need the SGD path.
         """
         sgd = self.optimiser if type(self.optimiser) is SGD else None
         return sgd is None or (self.keeps_optimizer_state and sgd.momentum > 0) or self.epochs is not None
 
     def lr_sum(self, round: int, steps: int) -> float:
-        """Sum of the learning rates of these steps, each weighted by momentum: the displacement of
-        a model whose gradients are all one. For a nonlinear chain the plain sum, in which a pass
-        counts as one step."""
-        reach = steps if self.is_nonlinear or type(self.optimiser) is not SGD else self.optimiser.reach(steps)
-        return float(self.lr(round)) * reach
+        """Sum of the learning rates of these steps, each with the weight that momentum gives to its
+        gradient: the displacement if all directions are 1. If `is_nonlinear`, the plain sum over
+        steps or passes."""
+        weights = steps if self.is_nonlinear or type(self.optimiser) is not SGD else self.optimiser.reach(steps)
+        return float(self.lr(round)) * weights
 
 
 def leaf(
@@ -155,11 +153,14 @@ def leaf(
     optimiser_state: OptimiserState = "restart",
     epochs: int | None = None,
 ) -> Leaf:
-    """The usual chain: corrections, then clip by norm, then weight decay, then the optimiser.
+    """Local update with the standard chain: corrections, clip by norm, weight decay, optimizer.
 
-    It is a name ("sgd", "adam", "adamw"), a table with its parameters, or a value (see
-    `core.optimizer`); SGD with this momentum unless given. With `epochs`, clients make so many
-    passes over their own data between two meetings, and periods say nothing of the lowest level.
+    optimiser: a name ("sgd", "adam", "adamw"), a table of a name and parameters, or an object with
+        `init` and `step`; SGD with `momentum` by default.
+    optimiser_state: "restart" or "keep" the optimizer's state when a client gets a model from its
+        parent.
+    epochs: passes over a client's own data between two synchronisations; the run's periods then
+        leave out the clients' level.
     """
     stages: list[Stage] = [corrections]
     if clip_norm is not None:
@@ -182,26 +183,28 @@ def leaf(
 
 
 def needs_sgd_path(leaf: Leaf, rules: Sequence[Rule]) -> bool:
-    """Whether nodes carry SGD paths beside their models."""
+    """Whether nodes carry SGD paths (see `core.rule.SgdPath`) beside their models."""
     return leaf.is_nonlinear and any(rule.measures for rule in rules)
 
 
 def append_sgd_path(b_NB: Tensor, path_NP: Tensor) -> Tensor:
-    """Append SGD paths to buffers."""
+    """Append SGD paths to the rows of buffers, beside which they are averaged and sent."""
     return torch.cat([b_NB, path_NP], dim=-1)
 
 
 def dry_run_client_update(leaf: Leaf, parameters: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Try a chain on rows like those of a run; raise where its result is not a function of its
-    arguments."""
+    """Dry run of a user's stages and optimizer on two rows; raises if they are not pure
+    functions."""
     x_2P = torch.linspace(-1.0, 1.0, 2 * parameters, dtype=dtype, device=device).view(parameters, 2).T.contiguous()
-    dry_run_transforms(leaf.stages, x_2P)
-    dry_run_optimizer(leaf.optimiser, x_2P)
+    _dry_run_stages(leaf.stages, x_2P)
+    _dry_run_optimizer(leaf.optimiser, x_2P)
 
 
-def dry_run_transforms(stages: Sequence[Stage], x_2P: Tensor) -> None:
-    """Try the stages on two clients in turn; raise where a result depends on earlier calls: engines
-    call stages in different orders, and clients would share what they remember."""
+def _dry_run_stages(stages: Sequence[Stage], x_2P: Tensor) -> None:
+    """Try the stages on two clients in turn; raises if a result depends on earlier calls.
+
+    Engines call stages in different orders, and all clients would share a stage's memory.
+    """
     d_2P = x_2P.flip(1)
     for stage in stages:
         if stage is corrections or type(stage) in (clip, decay):
@@ -214,69 +217,52 @@ def dry_run_transforms(stages: Sequence[Stage], x_2P: Tensor) -> None:
                 results.append(stage(d_2P[rows].clone(), x_2P[rows].clone(), lambda x, g: g))
                 if not isinstance(results[-1], Tensor) or results[-1].shape != x_2P[rows].shape:
                     raise ValueError("it must give a direction of the model's shape")
-        first, _, *again = results
-        if not all(equal_with_nan(first, each) for each in again):
-            allowed = (
-                "remembers what it was called with before: a chain's memory is its optimiser's (docs/optimisers.md)"
-            )
+        first, _, *repeated = results
+        if not all(equal_with_nan(first, result) for result in repeated):
+            allowed = "depends on earlier calls: only an optimiser may have a state (docs/optimisers.md)"
             raise InvalidInput("leaf.stages", name, allowed)
 
 
-def dry_run_optimizer(optimiser: Optimiser, x_NP: Tensor) -> None:
-    """Try an optimiser for two steps on these rows, together and one by one; raise where its
-    functions are not pure, or a row depends on the others."""
+def _dry_run_optimizer(optimiser: Optimiser, x_NP: Tensor) -> None:
+    """Try an optimizer for two steps on these rows; raises if it is not a pure function of rows."""
     if type(optimiser) in OPTIMIZERS.values():
         return
     name = type(optimiser).__name__
+
+    def step(state: Rows, direction: Tensor, x: Tensor, lr: float) -> tuple[Rows, Tensor]:
+        result = optimiser.step(state, direction, x, lr)
+        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Mapping)):
+            raise ValueError("step must return two things, the next state and what is subtracted from the models")
+        after, change = result
+        for key, rows in {**after, "change": change}.items():
+            if not isinstance(rows, Tensor) or rows.dim() != 2 or len(rows) != len(x):
+                raise ValueError(f"{key} must be a matrix with {len(x)} rows, one per client")
+        if change.shape != x.shape or after.keys() != state.keys():
+            raise ValueError("step must give a state like the one of init, and a change of the model's shape")
+        return result
+
     with convert_errors("leaf.optimiser", name, "must be a value that does not change, such as a NamedTuple"):
         hash(optimiser)
     with convert_errors("leaf.optimiser", name, "fails on a row of numbers"):
-        together = _run_two_steps(optimiser, x_NP)
-        again = _run_two_steps(optimiser, x_NP)
-        alone = [_run_two_steps(optimiser, x_NP[i : i + 1]) for i in range(len(x_NP))]
-    if not all(equal_with_nan(a, b) for a, b in zip(together, again, strict=True)):
-        raise InvalidInput(
-            "leaf.optimiser", name, "gives another result when called again: all it remembers must be in its state"
-        )
-    if not all(
-        torch.allclose(a, torch.cat(b), rtol=1e-3, equal_nan=True)
-        for a, b in zip(together, zip(*alone, strict=True), strict=True)
-    ):
-        raise InvalidInput("leaf.optimiser", name, "must do to a client's row what it does to it among others")
+        try:
+            state = dry_run(optimiser.init, {"x": x_NP})
+            for factor in (1.0, -0.5):
+                direction_NP = factor * x_NP.flip(1)
+                state, _ = dry_run(step, {"state": state, "direction": direction_NP, "x": x_NP, "lr": 0.1})
+        except ImpureFunction as problem:
+            raise InvalidInput("leaf.optimiser", name, str(problem)) from None
 
 
-def _run_two_steps(optimiser: Optimiser, x_NP: Tensor) -> list[Tensor]:
-    """States and changes of two steps."""
-    state, found = optimiser.init(x_NP), []
-    for factor in (1.0, -0.5):
-        given = {**state, "x": x_NP, "direction": factor * x_NP.flip(1)}
-        before = {key: rows.clone() for key, rows in given.items()}
-        stepped = optimiser.step(state, given["direction"], x_NP, 0.1)
-        if not (isinstance(stepped, tuple) and len(stepped) == 2 and isinstance(stepped[0], Mapping)):
-            raise ValueError("step must return two things, the next state and what is subtracted from the models")
-        state, change_NP = stepped
-        for key, rows in given.items():
-            if not equal_with_nan(rows, before[key]):
-                raise ValueError(f"step changes {key} in place")
-        for key, rows in {**state, "change": change_NP}.items():
-            if not isinstance(rows, Tensor) or rows.dim() != 2 or len(rows) != len(x_NP):
-                raise ValueError(f"{key} must be a matrix with {len(x_NP)} rows, one per client")
-        if change_NP.shape != x_NP.shape or state.keys() != before.keys() - {"x", "direction"}:
-            raise ValueError("step must give a state like the one of init, and a change of the model's shape")
-        found += [*(rows for _, rows in sorted(state.items())), change_NP]
-    return found
-
-
-def client_update_of(given: Leaf | float | LearningRate) -> Leaf:
-    """The clients' chain, with a learning rate that is valid for the first round."""
-    made = given if isinstance(given, Leaf) else leaf(given)
-    with convert_errors("leaf.lr", getattr(made.lr, "__name__", made.lr)):
-        check_number("leaf.lr", made.lr(0), at_least=0)
-    return made
+def client_update_of(update: Leaf | float | LearningRate) -> Leaf:
+    """Parse a client's update or its learning rate, and check the rate of the first round."""
+    update = update if isinstance(update, Leaf) else leaf(update)
+    with convert_errors("leaf.lr", getattr(update.lr, "__name__", update.lr)):
+        check_number("leaf.lr", update.lr(0), at_least=0)
+    return update
 
 
 def check_strengths(dtype: torch.dtype, chain: Leaf, rules: Sequence[Rule]) -> None:
-    """Raise where the model's type cannot hold a learning rate, decay or proximal strength."""
+    """Raise if the model's type cannot represent a learning rate, decay or proximal strength."""
     largest = torch.finfo(dtype).max
     check_number("leaf.lr", chain.lr(0), at_most=largest)
     for stage in chain.stages:

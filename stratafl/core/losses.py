@@ -1,4 +1,4 @@
-"""Losses by name, import path or function, and the scores in what a model returns."""
+"""Losses by name, import path or function, and the scores in a model's outputs."""
 
 from __future__ import annotations
 
@@ -25,136 +25,140 @@ LOGITS = "logits"
 WANTED = f"must be a tensor of scores, a table or an object with {LOGITS!r}, or a tuple whose first entry is one"
 
 
-def _scores_entry(outputs: Any) -> Any:
-    """What should be the scores, in what a model returned that is no tensor; None where nothing
-    should."""
-    if isinstance(outputs, Mapping):
-        return outputs.get(LOGITS)
-    if hasattr(outputs, LOGITS):
-        return getattr(outputs, LOGITS)
-    return outputs[0] if isinstance(outputs, tuple | list) and outputs else None
-
-
 def find_scores(outputs: Any) -> Tensor | None:
-    """The scores in what a model returned; None where there are none."""
-    found = outputs if isinstance(outputs, Tensor) else _scores_entry(outputs)
-    return found if isinstance(found, Tensor) else None
+    """The scores in a model's outputs, or None."""
+    scores = outputs
+    if isinstance(outputs, Mapping):
+        scores = outputs.get(LOGITS)
+    elif hasattr(outputs, LOGITS):
+        scores = getattr(outputs, LOGITS)
+    elif isinstance(outputs, tuple | list) and outputs:
+        scores = outputs[0]
+    return scores if isinstance(scores, Tensor) else None
 
 
 def require_scores(outputs: Any) -> Tensor:
-    """The scores in what a model returned, or the complaint."""
-    found = find_scores(outputs)
-    if found is None:
+    """The scores in a model's outputs; raises TypeError if there are none."""
+    scores = find_scores(outputs)
+    if scores is None:
         raise TypeError(f"{describe_outputs(outputs)} holds no scores: a model's output {WANTED}")
-    return found
+    return scores
 
 
 def describe_outputs(outputs: Any) -> str:
-    """What a model returned, in words."""
+    """The type and keys of a model's outputs, for errors."""
     keys = f" of {', '.join(map(str, list(outputs)[:5]))}" if isinstance(outputs, Mapping) else ""
     return f"{type(outputs).__name__}{keys}"
 
 
 class NotConcatenable(Exception):
-    """What a model returned for some samples cannot be put together with what it did for others."""
+    """A model's outputs for several batches cannot be concatenated."""
 
 
 def concatenate_outputs(parts: Sequence[Any], lengths: Sequence[int]) -> Any:
-    """What a model would have returned for all samples at once, from what it did for some at a
-    time; `Apart` where something in it has no entry for each sample."""
+    """Concatenate a model's outputs for several batches of these lengths.
 
-    def together(tensors: Sequence[Tensor]) -> Tensor:
-        if any(each.shape[:1] != (length,) for each, length in zip(tensors, lengths, strict=True)):
+    Raises NotConcatenable if a tensor does not have one entry per sample.
+    """
+
+    def concatenate(tensors: Sequence[Tensor]) -> Tensor:
+        if any(tensor.shape[:1] != (length,) for tensor, length in zip(tensors, lengths, strict=True)):
             raise NotConcatenable
         return torch.cat(list(tensors))
 
-    return _merged(together, parts)
+    return _map_structure(concatenate, parts)
 
 
 def map_outputs(outputs: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """A model's outputs with every tensor in them replaced. What is neither a table, a tuple, a
-    data class nor something with scores is left as it is."""
-    return _merged(lambda tensors: function(tensors[0]), [outputs], keeps=True)
+    """Replace every tensor in a model's outputs. Objects of unknown structure are left as they
+    are."""
+    return _map_structure(lambda tensors: function(tensors[0]), [outputs], keep_unknown=True)
 
 
 def output_tensors(outputs: Any) -> list[Tensor]:
-    """The tensors that `replaced` replaces, in its order."""
-    found: list[Tensor] = []
+    """The tensors that `map_outputs` replaces, in the same order."""
+    tensors: list[Tensor] = []
 
-    def noted(each: Tensor) -> Tensor:
-        found.append(each)
-        return each
+    def collect(tensor: Tensor) -> Tensor:
+        tensors.append(tensor)
+        return tensor
 
-    map_outputs(outputs, noted)
-    return found
+    map_outputs(outputs, collect)
+    return tensors
 
 
-def _merged(function: Callable[[Sequence[Tensor]], Tensor], parts: Sequence[Any], keeps: bool = False) -> Any:
-    """What several models' outputs are together, by a function of the tensors that stand in the
-    same place; keeps: whether what is not known to hold tensors is the first's, and not `Apart`."""
+def _map_structure(
+    function: Callable[[Sequence[Tensor]], Tensor], parts: Sequence[Any], keep_unknown: bool = False
+) -> Any:
+    """Outputs of the same structure as all parts, with `function` of the corresponding tensors.
+
+    keep_unknown: whether an object of unknown structure is copied from the first part instead of
+    raising NotConcatenable.
+    """
     first = parts[0]
     if isinstance(first, Tensor):
         return function(parts)
     if isinstance(first, MutableMapping):
-        made = copy.copy(first)
+        table = copy.copy(first)
         for key in first:
-            made[key] = _merged(function, [part[key] for part in parts], keeps)
-        return made
+            table[key] = _map_structure(function, [part[key] for part in parts], keep_unknown)
+        return table
     if isinstance(first, tuple | list):
-        entries = [_merged(function, entry, keeps) for entry in zip(*parts, strict=True)]
+        entries = [_map_structure(function, entry, keep_unknown) for entry in zip(*parts, strict=True)]
         return type(first)(*entries) if hasattr(first, "_fields") else type(first)(entries)
     if first is None or isinstance(first, bool | int | float | str):
         if any(part != first for part in parts):
             raise NotConcatenable
         return first
     if not (dataclasses.is_dataclass(first) or hasattr(first, LOGITS)):
-        if keeps:
+        if keep_unknown:
             return first
         raise NotConcatenable
-    made = copy.copy(first)
+    mapped = copy.copy(first)
     for name in vars(first):
-        object.__setattr__(made, name, _merged(function, [getattr(part, name) for part in parts], keeps))
-    return made
+        attributes = [getattr(part, name) for part in parts]
+        object.__setattr__(mapped, name, _map_structure(function, attributes, keep_unknown))
+    return mapped
 
 
 def output_bytes(outputs: Any) -> int:
-    """Bytes of all tensors in what a model returned."""
+    """Size in bytes of all tensors in a model's outputs."""
     if isinstance(outputs, Tensor):
         return outputs.nbytes
-    if isinstance(outputs, Mapping):
-        inside: Any = outputs.values()
-    elif isinstance(outputs, tuple | list):
-        inside = outputs
-    else:
-        inside = vars(outputs).values() if hasattr(outputs, "__dict__") else ()
-    return sum(map(output_bytes, inside))
+    if isinstance(outputs, tuple | list):
+        return sum(map(output_bytes, outputs))
+    table = outputs if isinstance(outputs, Mapping) else getattr(outputs, "__dict__", {})
+    return sum(map(output_bytes, table.values()))
 
 
 Loss = Callable[[Any, Tensor], Tensor]
-"""(what a model returned, targets) -> one number with a gradient."""
+"""(outputs of the model, targets) -> one number with a gradient."""
 
 LossLike = str | Mapping[str, Any] | Loss
-"""A name or an import path, a table of one with its parameters, or the function itself."""
+"""A name or import path, a table of one with its parameters, or a function."""
 
 
 IGNORED = -100
-"""The label that the library's losses pass over, unless they are told of another."""
+"""Label that PyTorch's losses ignore by default."""
 
-OF_CLASSES = (F.cross_entropy, F.nll_loss, nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)
-"""Losses whose whole-number targets are classes; of modules what they do, which a user's own kind
-may do otherwise."""
+OF_CLASSES = (
+    *(F.cross_entropy, F.nll_loss, F.multi_margin_loss),
+    *(nn.CrossEntropyLoss.forward, nn.NLLLoss.forward, nn.MultiMarginLoss.forward),
+)
+"""Losses whose integer targets are classes; modules by their `forward`, which a user's subclass may
+override."""
 
 OF_VALUES = (
     *(F.mse_loss, F.l1_loss, F.huber_loss, F.smooth_l1_loss, F.poisson_nll_loss, F.kl_div, F.soft_margin_loss),
     *(nn.MSELoss.forward, nn.L1Loss.forward, nn.HuberLoss.forward, nn.SmoothL1Loss.forward),
     *(nn.PoissonNLLLoss.forward, nn.KLDivLoss.forward, nn.SoftMarginLoss.forward),
 )
-"""Losses of outputs and targets of one shape, which spread others over each other."""
+"""Losses of outputs and targets of the same shape, which would broadcast others."""
 
 
 @dataclass(frozen=True)
 class LossOnScores:
-    """A loss of tensors, given the scores in whatever a model returned."""
+    """A loss of tensors, called with the scores in a model's outputs."""
 
     loss: Callable[[Tensor, Tensor], Tensor]
 
@@ -166,63 +170,79 @@ class LossOnScores:
 
     @property
     def __name__(self) -> str:
-        loss = _called(self.loss)
+        loss = _base_loss(self.loss)
         return str(getattr(loss, "__name__", loss))
 
 
 def unwrap_loss(loss: Loss) -> Loss:
-    """The loss itself, without what hands it the scores."""
+    """The loss inside a `LossOnScores`, or the loss itself."""
     return loss.loss if isinstance(loss, LossOnScores) else loss
 
 
 def check_loss_value(loss: Loss, value: object) -> Tensor:
-    """What a loss gave, if there is a gradient of it: one that was tried on a few samples may still
-    give something else on others."""
+    """Return the value of a loss; raises UserCodeError unless it is one number with a gradient.
+
+    The dry run of a loss on a few samples does not show its values for others.
+    """
     if isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad:
         return value
-    given = type(value).__name__
+    description = type(value).__name__
     if isinstance(value, Tensor):
-        given = "a number without a gradient" if value.numel() == 1 else f"a tensor of shape {tuple(value.shape)}"
-    told = f"gave {given} for some samples, and must give one number with a gradient for all"
-    raise UserCodeError("loss", getattr(loss, "__name__", loss), told, definition_frame(unwrap_loss(loss)))
+        is_number = value.numel() == 1
+        description = "a number without a gradient" if is_number else f"a tensor of shape {tuple(value.shape)}"
+    text = f"gave {description} for some samples, and must give one number with a gradient for all"
+    raise UserCodeError("loss", getattr(loss, "__name__", loss), text, definition_frame(unwrap_loss(loss)))
 
 
 def is_additive(loss: Loss) -> bool:
-    """Whether the losses of parts give that of the whole, each weighted by its labels that are not
-    ignored."""
+    """Whether the loss of a data set is the mean of its parts' losses, weighted by their numbers of
+    labels that are not ignored."""
     return unwrap_loss(loss) is F.cross_entropy
 
 
 def takes_classes(loss: Loss) -> bool:
-    """Whether it is one of PyTorch's losses whose whole-number targets are classes, as its function
-    or its module, with parameters or without."""
+    """Whether the loss is one of PyTorch's functions or modules whose integer targets are
+    classes."""
     return _is_one_of(loss, OF_CLASSES)
 
 
-def _is_one_of(loss: Loss, known: Collection[Callable[..., Any]]) -> bool:
-    """Whether it comes down to one of these functions, or does what one of these modules does."""
-    loss = _called(loss)
-    own = getattr(type(loss), "forward", None) if isinstance(loss, nn.Module) else loss
-    return any(own is each for each in known)
+def target_of_no(loss: Loss) -> int | None:
+    """Target of the negative class in PyTorch's binary losses, 0 or -1; None for other losses. The
+    target of the positive class is 1."""
+    return 0 if _is_one_of(loss, OF_SHARES) else -1 if _is_one_of(loss, OF_SIGNS) else None
+
+
+def _is_one_of(loss: Loss, functions: Collection[Callable[..., Any]]) -> bool:
+    """Whether a loss without its parameters is one of these functions, or a module with one of
+    these as its `forward`."""
+    loss = _base_loss(loss)
+    function = getattr(type(loss), "forward", None) if isinstance(loss, nn.Module) else loss
+    return any(function is candidate for candidate in functions)
 
 
 def ignore_index(loss: Loss) -> int:
-    """The label a loss passes over."""
-    own = unwrap_loss(loss)
-    given = own.keywords if isinstance(own, functools.partial) else {}
-    label = given.get("ignore_index", getattr(_called(loss), "ignore_index", IGNORED))
+    """The label that a loss ignores."""
+    unwrapped = unwrap_loss(loss)
+    params = unwrapped.keywords if isinstance(unwrapped, functools.partial) else {}
+    label = params.get("ignore_index", getattr(_base_loss(loss), "ignore_index", IGNORED))
     return label if isinstance(label, int) else IGNORED
 
 
-def _called(loss: Loss) -> Callable[..., Any]:
-    """The function or module that a loss comes down to, without its parameters."""
+def _base_loss(loss: Loss) -> Callable[..., Any]:
+    """The function or module of a loss without its parameters."""
     loss = unwrap_loss(loss)
-    return loss.func if isinstance(loss, functools.partial) else loss
+    while isinstance(loss, functools.partial):
+        loss = loss.func
+    owner = getattr(loss, "__self__", None)
+    return owner if isinstance(owner, nn.Module) and loss == owner.forward else loss
 
 
 def match_shapes(values: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Predicted values and targets of one shape and type: a model's single column of values is for
-    targets without one, which the library would spread over each other."""
+    """Predicted values and targets with the same shape and type.
+
+    Values of shape (N, 1) match targets of shape (N,); other shapes raise, where PyTorch would
+    broadcast.
+    """
     if values.shape == (*targets.shape, 1):
         values = values.squeeze(-1)
     if values.shape != targets.shape:
@@ -231,84 +251,77 @@ def match_shapes(values: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return values, targets.to(values.dtype)
 
 
-def _of_values(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A loss of values and targets that must be of one shape."""
-
-    @functools.wraps(loss)
-    def matching(values: Tensor, targets: Tensor, **params: Any) -> Tensor:
-        return loss(*match_shapes(values, targets), **params)
-
-    return matching
-
-
 def _bce_with_logits(values: Tensor, targets: Tensor, pos_weight: float | None = None) -> Tensor:
-    """Binary cross entropy of yes-or-no scores; pos_weight: what a yes counts for."""
+    """Binary cross-entropy of scores; pos_weight: weight of the positive class."""
     weight = None if pos_weight is None else torch.as_tensor(pos_weight).to(values)
     return F.binary_cross_entropy_with_logits(*match_shapes(values, targets), pos_weight=weight)
 
 
-LOSSES: dict[str, Callable[..., Tensor]] = {
-    "cross_entropy": F.cross_entropy,
-    "nll": F.nll_loss,
-    "bce_with_logits": _bce_with_logits,
-    "mse": _of_values(F.mse_loss),
-    "l1": _of_values(F.l1_loss),
-    "huber": _of_values(F.huber_loss),
-    "smooth_l1": _of_values(F.smooth_l1_loss),
-    "poisson_nll": _of_values(F.poisson_nll_loss),
+OF_SHARES = (
+    *(_bce_with_logits, F.binary_cross_entropy_with_logits, F.binary_cross_entropy, F.multilabel_soft_margin_loss),
+    *(nn.BCEWithLogitsLoss.forward, nn.BCELoss.forward, nn.MultiLabelSoftMarginLoss.forward),
+)
+"""Binary losses with targets from 0 to 1."""
+
+OF_SIGNS = (
+    *(F.soft_margin_loss, F.hinge_embedding_loss),
+    *(nn.SoftMarginLoss.forward, nn.HingeEmbeddingLoss.forward),
+)
+"""Binary losses with targets -1 and 1."""
+
+LOSSES: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
+    "cross_entropy": (F.cross_entropy, ("label_smoothing", "ignore_index")),
+    "nll": (F.nll_loss, ("ignore_index",)),
+    "bce_with_logits": (_bce_with_logits, ("pos_weight",)),
+    "mse": (F.mse_loss, ()),
+    "l1": (F.l1_loss, ()),
+    "huber": (F.huber_loss, ("delta",)),
+    "smooth_l1": (F.smooth_l1_loss, ("beta",)),
+    "poisson_nll": (F.poisson_nll_loss, ("log_input", "full")),
 }
-
-PARAMETERS = {
-    "cross_entropy": ("label_smoothing", "ignore_index"),
-    "nll": ("ignore_index",),
-    "bce_with_logits": ("pos_weight",),
-    "huber": ("delta",),
-    "smooth_l1": ("beta",),
-    "poisson_nll": ("log_input", "full"),
-}
+"""Losses by name, and the parameters that each of them takes."""
 
 
-def parse_loss(given: LossLike | None, field: str = "loss") -> Loss:
-    """The loss that a user gave, cross-entropy unless they gave one."""
-    if given is None:
+def parse_loss(loss: LossLike | None, field: str = "loss") -> Loss:
+    """Parse a loss; None is cross-entropy."""
+    if loss is None:
         return LossOnScores(F.cross_entropy)
-    if not isinstance(given, str | Mapping):
-        if not callable(given):
-            raise InvalidInput(field, given, "must be a name, a table with one, or a function (outputs, targets)")
-        if inspect.isclass(given):
-            raise InvalidInput(field, given.__name__, f"is a class: give an object of it, {given.__name__}()")
-        return LossOnScores(given) if _is_library(given) else given
-    name, params = name_and_params(field, given)
+    if not isinstance(loss, str | Mapping):
+        if not callable(loss):
+            raise InvalidInput(field, loss, "must be a name, a table with one, or a function (outputs, targets)")
+        if inspect.isclass(loss):
+            raise InvalidInput(field, loss.__name__, f"is a class: give an object of it, {loss.__name__}()")
+        return LossOnScores(loss) if _is_from_torch(loss) else loss
+    name, params = name_and_params(field, loss)
     if ":" in name:
         return parse_loss(load_user_object(field, name, params), field)
     if name not in LOSSES:
         raise unknown_name(field, name, LOSSES)
-    allowed = PARAMETERS.get(name, ())
+    function, allowed = LOSSES[name]
     for key in params:
         if key not in allowed:
             raise unknown_name(f"{field} key", key, allowed)
-    return LossOnScores(functools.partial(LOSSES[name], **params) if params else LOSSES[name])
+    return LossOnScores(functools.partial(function, **params) if params else function)
 
 
 def load_user_object(field: str, path: str, params: Mapping[str, Any]) -> Any:
-    """What an import path names, with its parameters: a class is made with them, a function called
-    with them."""
-    found = load_attribute(field, path)
+    """Load an object by its import path: an instance of a class, or a function with the parameters
+    bound."""
+    target = load_attribute(field, path)
     with convert_errors(field, path, "does not say what it takes"):
-        takes = inspect.signature(found)
+        signature = inspect.signature(target)
     try:
-        takes.bind_partial(**params)
+        signature.bind_partial(**params)
     except TypeError as problem:
         raise InvalidInput(field, path, f"cannot be made: {problem}") from None
-    if inspect.isclass(found):
+    if inspect.isclass(target):
         with convert_errors(field, path, "cannot be made"), seeded_rng(ALIKE):
-            return found(**params)
-    return functools.partial(found, **params) if params else found
+            return target(**params)
+    return functools.partial(target, **params) if params else target
 
 
-def _is_library(loss: object) -> bool:
-    """Whether it is PyTorch's own, which takes tensors only."""
-    while isinstance(loss, functools.partial):
-        loss = loss.func
-    where = type(loss).__module__ if isinstance(loss, nn.Module) else getattr(loss, "__module__", None)
-    return isinstance(where, str) and where.partition(".")[0] == "torch"
+def _is_from_torch(loss: Loss) -> bool:
+    """Whether the loss is PyTorch's own, which takes tensors only."""
+    loss = _base_loss(loss)
+    module = type(loss).__module__ if isinstance(loss, nn.Module) else getattr(loss, "__module__", None)
+    return isinstance(module, str) and module.partition(".")[0] == "torch"

@@ -17,27 +17,26 @@ from stratafl.base.validation import check_integer, check_number, name_and_param
 from stratafl.core.rule import Rows
 
 STEP_COUNT = "steps"
-"""The name of Adam's count of a client's steps, one whole number per row."""
+"""Name of Adam's step counts in its state, one whole number per row."""
 
 
 @runtime_checkable
 class Optimiser(Protocol):
-    """Makes a client's step of its direction; whatever it remembers is a state that it is given and
-    returns."""
+    """A client's optimizer as pure functions over rows, one row per client."""
 
     def init(self, x: Tensor) -> Rows:
-        """The clients' states, given their models: matrices with a row for each; may be empty."""
+        """The initial state for these models: matrices with one row per client, or none."""
         ...
 
     def step(self, state: Rows, direction: Tensor, x: Tensor, lr: float | Tensor) -> tuple[Rows, Tensor]:
-        """The next states, and what is subtracted from the models. Nothing of what is given may be
-        changed; `lr` is a number, or a scalar beside the rows."""
+        """The next state, and the change that is subtracted from the models. No argument may be
+        modified; `lr` is a number, or a scalar on the rows' device."""
         ...
 
 
 @dataclass(frozen=True)
 class SGD:
-    """Gradient descent, with the heavy ball's or Nesterov's momentum where one is given."""
+    """Gradient descent with optional momentum, heavy-ball or Nesterov's, as in PyTorch."""
 
     momentum: float = 0.0
     nesterov: bool = False
@@ -59,18 +58,17 @@ class SGD:
         return {"velocity": velocity}, lr * (direction + self.momentum * velocity if self.nesterov else velocity)
 
     def reach(self, steps: int) -> float:
-        """How far so many steps from rest go where every direction and the learning rate are
-        one."""
-        m, ahead = self.momentum, int(self.nesterov)
+        """Displacement after these steps from velocity 0, if the learning rate and every direction
+        are 1."""
+        m, lookahead = self.momentum, int(self.nesterov)
         if m == 0:
             return steps
-        return math.fsum((1 - m ** (h + 1 + ahead)) / (1 - m) for h in range(steps))
+        return math.fsum((1 - m ** (h + 1 + lookahead)) / (1 - m) for h in range(steps))
 
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam with bias correction. What its first moment is made of has been clipped and decayed
-    before."""
+    """Adam with bias correction (Kingma and Ba, 2015). Clipping and weight decay come before it."""
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
@@ -84,7 +82,7 @@ class Adam:
 
     @property
     def decoupled(self) -> float:
-        """The weight decay beside the moments."""
+        """Decoupled weight decay."""
         return 0.0
 
     def init(self, x: Tensor) -> Rows:
@@ -102,8 +100,8 @@ class Adam:
         return {"m": m, "v": v, STEP_COUNT: count}, change
 
     def unbiased(self, count: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """What the first moment, and the root of the second, are multiplied with after so many
-        steps, one number per row; computed in float64, since a beta's power may be close to one."""
+        """Bias corrections after `count` steps: factors of the first moment and of the root of the
+        second. Computed in float64, since the power of a beta may be close to 1."""
         beta1, beta2 = self.betas
         first, second = (1 - torch.pow(beta, count.double()) for beta in (beta1, beta2))
         return (1 / first).to(dtype), second.rsqrt().to(dtype)
@@ -111,8 +109,8 @@ class Adam:
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """Adam with weight decay beside its moments: it is not scaled by them, and no gradient of
-    anything."""
+    """Adam with decoupled weight decay, which the moments do not scale (Loshchilov and Hutter,
+    2019)."""
 
     weight_decay: float = 0.01
 
@@ -128,17 +126,17 @@ class AdamW(Adam):
 OPTIMIZERS: dict[str, type[SGD | Adam]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
 
 
-def parse_optimizer(given: object) -> Optimiser:
-    """An optimiser, from one, from its name, or from a table with its name and parameters. A user's
-    own has the name "package.module:make" or "file.py:make", where `make` gives one."""
-    if not isinstance(given, str | Mapping):
-        if not (isinstance(given, Optimiser) and not isinstance(given, type)):
+def parse_optimizer(optimizer: object) -> Optimiser:
+    """Parse an optimizer, a name, or a table of a name and parameters. The name of a user's
+    optimizer is the import path of a class or function, "package.module:make" or "file.py:make"."""
+    if not isinstance(optimizer, str | Mapping):
+        if not (isinstance(optimizer, Optimiser) and not isinstance(optimizer, type)):
             allowed = "must be a name, a table, or a value with the functions init and step (docs/optimisers.md)"
-            raise InvalidInput("leaf.optimiser", given, allowed)
-        return given
-    name, params = name_and_params("leaf.optimiser", given)
+            raise InvalidInput("leaf.optimiser", optimizer, allowed)
+        return optimizer
+    name, params = name_and_params("leaf.optimiser", optimizer)
     if ":" in name:
-        return _own(name, params)
+        return _load_optimizer(name, params)
     if name not in OPTIMIZERS:
         raise unknown_name("leaf.optimiser", name, OPTIMIZERS)
     kind = OPTIMIZERS[name]
@@ -148,28 +146,29 @@ def parse_optimizer(given: object) -> Optimiser:
     return kind(**params)
 
 
-def _own(name: str, params: Mapping[str, Any]) -> Optimiser:
-    """What a user's own function or class makes."""
-    make = load_attribute("leaf.optimiser", name)
-    with convert_errors("leaf.optimiser", name, "cannot be made"), seeded_rng(ALIKE):
-        made = make(**params)
-    if not isinstance(made, Optimiser):
-        raise InvalidInput("leaf.optimiser", name, f"must make a value with init and step, not {type(made).__name__}")
-    return made
+def _load_optimizer(path: str, params: Mapping[str, Any]) -> Optimiser:
+    """Make an optimizer with a user's class or function."""
+    make = load_attribute("leaf.optimiser", path)
+    with convert_errors("leaf.optimiser", path, "cannot be made"), seeded_rng(ALIKE):
+        optimizer = make(**params)
+    if not isinstance(optimizer, Optimiser):
+        kind = type(optimizer).__name__
+        raise InvalidInput("leaf.optimiser", path, f"must make a value with init and step, not {kind}")
+    return optimizer
 
 
 LearningRate = Callable[[int], float]
-"""The learning rate of a global round, counted from 0."""
+"""Learning rate as a function of the global round, counted from 0."""
 
 
 def constant(lr: float) -> LearningRate:
-    """A learning rate that stays as it is."""
+    """Constant learning rate."""
     lr = check_number("leaf.lr", lr, above=0)
     return lambda round: lr
 
 
 def step_decay(lr: float, every: int, factor: float = 0.1) -> LearningRate:
-    """Multiply by `factor` after each `every` global rounds."""
+    """Learning rate that is multiplied by `factor` after every `every` global rounds."""
     lr = check_number("leaf.lr", lr, above=0)
     check_integer("leaf.schedule.every", every, at_least=1)
     check_number("leaf.schedule.factor", factor, above=0, at_most=1)
@@ -177,7 +176,7 @@ def step_decay(lr: float, every: int, factor: float = 0.1) -> LearningRate:
 
 
 def cosine(lr: float, rounds: int, floor: float = 0.0) -> LearningRate:
-    """A learning rate that falls from `lr` towards `floor` along half a cosine over `rounds` global
+    """Learning rate that falls from `lr` to `floor` along half a cosine over `rounds` global
     rounds."""
     lr = check_number("leaf.lr", lr, above=0)
     check_integer("leaf.schedule.rounds", rounds, at_least=1)

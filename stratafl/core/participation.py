@@ -1,4 +1,4 @@
-"""Sampling of the nodes that take part in a round."""
+"""Participation: which children of each parent take part in a round."""
 
 from __future__ import annotations
 
@@ -16,29 +16,33 @@ from stratafl.core.rule import documented
 
 @documented
 class Draw(NamedTuple):
-    """Argument of a user's own participation function, which returns a boolean mask with an entry
-    for each node of the level, `tree.sizes[level]` of them. A function of this argument alone gives
-    the same mask whenever the run goes on; its random numbers are those of `generator`."""
+    """Argument of a user's participation function, which returns a boolean mask of the level's
+    nodes.
+
+    For a run to be resumed with the same masks, the function must depend on this argument alone and
+    draw random numbers only from `generator`.
+    """
 
     tree: Tree
-    """The whole tree; `tree.sizes[level]` is the length of the mask."""
+    """The whole tree; the mask has `tree.sizes[level]` entries."""
     level: int
     """Level of the nodes: 1 are the root's children, `tree.depth` the clients."""
     round: int
-    """Number of rounds that this level has had before."""
+    """Number of earlier rounds of this level."""
     generator: np.random.Generator
-    """Random numbers of this level and round, derived from the run's seed."""
+    """Random generator of this level and round, derived from the run's seed."""
 
 
 Participation = None | str | float | int | Callable[[Draw], np.ndarray]
-"""All (None, "all" or 1.0), a fraction, a number of children per parent, or a function that returns
-a mask of the level."""
+"""All children (None, "all" or 1.0), a fraction or a number of the children of each parent, or a
+function that returns a mask of the level."""
 
 
 def check_participation(
     participation: Participation | Sequence[Participation], depth: int
 ) -> tuple[Participation, ...]:
-    """One participation per edge level, root first; a single one stands for the clients' level."""
+    """Check participation and return one value per edge level, root first; a single value is that
+    of the clients' level."""
     participation = plain(participation)
     if isinstance(participation, Sequence) and not isinstance(participation, str):
         per_level = tuple(participation)
@@ -64,7 +68,7 @@ def sample_participants(
 
     At least one child of each parent takes part, unless a user's own function decides otherwise.
 
-    busy_N: nodes whose update is pending; they count as participants without beginning anew.
+    busy_N: nodes whose update is pending; they count as participants but do not start again.
     """
     size = tree.sizes[level]
     busy_N = np.zeros(size, dtype=bool) if busy_N is None else busy_N
@@ -85,10 +89,10 @@ def sample_participants(
 
 
 def _smallest(key_N: np.ndarray, siblings_M: np.ndarray, count_M: np.ndarray) -> np.ndarray:
-    """Mask of the children with the smallest keys, so many of each parent.
+    """Mask of the `count` children of each parent that have the smallest keys.
 
-    Siblings are neighbours. Families of one size and one count are partitioned together, in linear
-    time.
+    Siblings have consecutive numbers. Parents with the same numbers of children and participants
+    are partitioned together, in linear time.
     """
     chosen_N = np.zeros(len(key_N), dtype=bool)
     first_M = np.cumsum(siblings_M) - siblings_M
@@ -96,8 +100,8 @@ def _smallest(key_N: np.ndarray, siblings_M: np.ndarray, count_M: np.ndarray) ->
         if count > 0:
             parents = np.flatnonzero((siblings_M == size) & (count_M == count))
             children_MK = first_M[parents, None] + np.arange(size)
-            places_MK = np.argpartition(key_N[children_MK], count - 1, axis=1)[:, :count]
-            chosen_N[np.take_along_axis(children_MK, places_MK, axis=1)] = True
+            positions_MK = np.argpartition(key_N[children_MK], count - 1, axis=1)[:, :count]
+            chosen_N[np.take_along_axis(children_MK, positions_MK, axis=1)] = True
     return chosen_N
 
 
@@ -109,8 +113,8 @@ def _cohort_size(participation: float | int, siblings_M: np.ndarray) -> np.ndarr
 
 
 def expected_share(participation: Sequence[Participation], tree: Tree) -> np.ndarray:
-    """The expected share of rounds that each client takes part in; a user's own function counts as
-    all."""
+    """Expected share of the rounds in which each client takes part; a user's function counts as
+    1."""
     share_N = np.ones(tree.leaves)
     for level, at_level in enumerate(participation, 1):
         if isinstance(at_level, float | int):

@@ -1,6 +1,6 @@
-"""Rows that several nodes share, and rows of which some change.
+"""Matrices of rows: rows that several nodes share, and replacement of some rows.
 
-A parent's model is the same for all its children, and need not be copied for each.
+A parent's model is the same for all its children, and is not copied for each.
 
 Shape suffixes: N nodes, M rows they share, A or C some of the nodes, P parameters.
 """
@@ -18,22 +18,22 @@ from stratafl.base.device import to_device
 from stratafl.core.rule import Rows, drift
 
 DriftKernel = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]
-"""(x_NP, rows_MP, index_N, lr_sum_N1, plus_NP) -> (x - a node's row) / lr_sum + plus, without a
+"""(x_NP, rows_MP, index_N, lr_sum_N1, plus_NP) -> (x - the node's row) / lr_sum + plus, without a
 copy of the rows."""
 BLOCK = 2**25
-"""Numbers of a matrix that are processed at once."""
+"""Elements of a matrix that are processed at once."""
 
 
 class IndexedRows(NamedTuple):
-    """M rows, and the index of the row that each of N nodes has."""
+    """M rows, and for each of N nodes the index of its row."""
 
     rows_MP: Tensor
     index_N: np.ndarray | None = None
-    """None where every node has its own row."""
+    """None if every node has its own row."""
     device_index_N: Tensor | None = None
-    """`index_N` on the rows' device, if it is there already."""
+    """`index_N` on the rows' device, if it was copied there before."""
     drift_kernel: DriftKernel | None = None
-    """A kernel for float32 rows on a GPU, if there is one."""
+    """Kernel for float32 rows on a GPU, if there is one."""
 
     @property
     def nodes(self) -> int:
@@ -45,7 +45,7 @@ class IndexedRows(NamedTuple):
         return self.rows_MP[row : row + 1]
 
     def take(self, nodes: Sequence[int]) -> Tensor:
-        """The rows of these nodes; a view where they lie together."""
+        """The rows of these nodes; a view if they are consecutive."""
         selector = self._selector(nodes)
         return self.rows_MP[selector] if isinstance(selector, slice) else self.rows_MP.index_select(0, selector)
 
@@ -66,7 +66,7 @@ class IndexedRows(NamedTuple):
             torch.index_select(self.rows_MP, 0, selector, out=out_CP)
 
     def drift(self, x_NP: Tensor, lr_sum_N1: Tensor, plus_NP: Tensor | None = None) -> Tensor:
-        """(x - a node's row) / lr_sum, added to `plus` if that is given."""
+        """(x - the node's row) / lr_sum, plus `plus`."""
         kernel = self.drift_kernel
         if kernel is not None and self.index_N is not None and x_NP.is_cuda and x_NP.dtype == torch.float32:
             index_N = self.device_index_N
@@ -86,8 +86,8 @@ class IndexedRows(NamedTuple):
 
 
 def column_blocks(rows_NP: Tensor, shared_MP: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Blocks of the same columns of two matrices, so that a difference of the two never takes
-    memory of their size."""
+    """Split two matrices into blocks of the same columns, so that their difference can be computed
+    with little memory."""
     columns = max(1, BLOCK // len(rows_NP))
     return zip(rows_NP.split(columns, dim=1), shared_MP.split(columns, dim=1), strict=True)
 
@@ -105,7 +105,7 @@ def where_tables(mask_N: np.ndarray, new: Rows, old: Rows) -> Rows:
 
 
 def scatter_rows(mask_N: np.ndarray, new_AP: Tensor, old_NP: Tensor) -> Tensor:
-    """The old rows, replaced by a new row for every node in the mask."""
+    """The old rows, with those of the nodes in the mask replaced by the A new rows."""
     if mask_N.all():
         return new_AP
     return old_NP.index_copy(0, to_device(np.flatnonzero(mask_N), old_NP.device), new_AP)

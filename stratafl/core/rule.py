@@ -1,9 +1,9 @@
-"""The rule contract: what a child and its parent compute when they synchronise, one rule per edge
+"""The rule contract: computations of a child and its parent at a synchronisation, one rule per edge
 level of the tree.
 
-A rule is a tuple of pure functions over rows (N x P, one row per node), state in and state out.
-Called with all rows of a level (a simulation) or with one row (a real client), it is the same rule.
-A new method is a difference from `average()`:
+A rule is a tuple of pure functions over rows (N x P, one row per node): they take a state and
+return the next one. They are called with all rows of a level in a simulation, and with a single row
+at a deployed client. A method is written as a difference from `average()`:
 
     fedprox = average()._replace(local=lambda x, g, edge: g + mu * (x - edge.model))
 
@@ -13,21 +13,21 @@ One synchronisation of edge level m, in order:
     children send             state, message = up(state, x, edge)
     the parent reduces        mean = weighted mean of the messages that arrived and are valid
     the parent merges         memory, model = merge(memory, start, mean, share)
-    children take the answer  state = down(state, x, edge)
+    children get its model    state = down(state, x, edge)
     if the parent synchronises with its own parent at once, a newer model comes from above:
-                              state = relay(state), instead of `down` where the rule has one
-    if the rule asks for it   state = from_gradient(state, g, mean_g), both at the new model
+                              state = relay(state), instead of `down`, if the rule has `relay`
+    if the rule has it        state = from_gradient(state, g, mean_g), both at the new model
     the subtree adds          correction(state, note(memory))
 
-A state that sums to zero over the children of a parent, or a memory that is their mean, does so
-under weights. Where these change, before the merge with the new ones:
+A state whose weighted sum over the children of a parent is zero, or a memory that is their weighted
+mean, has to change when the weights change. Before the merge under new weights:
 
     the parent                memory, shift = reweigh(memory, moved, gain)
-    every child               state = state - shift, present or not
+    every child               state = state - shift, also at absent children
 
 With n_i the old and n_i' the new count of child i, N and N' their sums and d_i = n_i' - n_i, `gain`
-is sum_i d_i / N', and `moved` has sum_i (d_i / N') state_i, entry by entry: only the states of
-children whose count changed are needed. For counts that add up to one, the weights themselves,
+is sum_i d_i / N', and `moved` is sum_i (d_i / N') state_i for each entry of the state, so that only
+the states of children with a changed count are needed. If counts are weights, which add up to one,
 `gain` is 0.
 """
 
@@ -49,36 +49,37 @@ Kind = TypeVar("Kind", bound=type)
 
 
 class LazyRows(Protocol):
-    """Rows that siblings share: a parent's model is one row, and most rules need no copy for each
-    child."""
+    """Rows shared by siblings, such as their parent's model, which are copied for each child only
+    if a rule needs that."""
 
     def dense(self) -> Tensor:
-        """Each child's own copy."""
+        """One row per child."""
         ...
 
     def drift(self, x: Tensor, rate: Tensor, plus: Tensor | None = None) -> Tensor:
-        """(x - each child's copy) / rate, added to `plus` if that is given."""
+        """(x - the child's row) / rate, plus `plus`."""
         ...
 
 
 class SgdPath(NamedTuple):
-    """The point that plain SGD would have reached along the same directions, where models did not
-    reach it (see `core.client_update`)."""
+    """Point that plain SGD would have reached along the same directions, for clients whose
+    optimizer moves the model elsewhere (see `Leaf.is_nonlinear`)."""
 
     start: Tensor | LazyRows
-    """The path's point when the child got its model."""
+    """Point at which the child got its model."""
     end: Tensor
-    """The end of the child's own path, as its parent knows it."""
+    """Point at which the child sent its update, as its parent decoded it."""
     merged: Tensor | LazyRows | None = None
-    """The end of the parent's path, in `down` only, like `Edge.merged`."""
+    """Point of the parent after the merge, in `down` only, like `Edge.merged`."""
 
 
 class Edge:
     """Values that a child and its parent both know since their last synchronisation.
 
-    `model` is the model the child got; `correction` what this edge adds to every gradient below it,
-    None for nothing; `rate` the sum of the learning rates used since, one per row; `merged`, in
-    `down` only, the parent's new model.
+    model: the model that the parent sent.
+    correction: added to every gradient below this edge; None for zero.
+    rate: sum of the learning rates since then, one per row.
+    merged: the parent's new model, in `down` only.
     """
 
     def __init__(
@@ -103,14 +104,15 @@ class Edge:
         return self._merged if isinstance(self._merged, Tensor) else self._merged.dense()
 
     def gradient(self, x: Tensor) -> Tensor:
-        """The mean direction of the steps below since the last synchronisation, with corrections:
-        (model - x) / rate, or the same of the path; zero where the learning rates add up to 0."""
+        """Mean direction of the steps since the last synchronisation, corrections included:
+        (model - x) / rate, or the same of the SGD path; zero where the learning rates add up to
+        0."""
         start, end = (self.model, x) if self._path is None else (self._path.start, self._path.end)
         return ((start if isinstance(start, Tensor) else start.dense()) - end) / self._divisor
 
     def drift(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
-        """The mean direction of the parent minus that of the child, added to `plus`:
-        (x - merged) / rate, or the same of the path; zero where the learning rates add up to 0."""
+        """Mean direction of the siblings minus that of the child, plus `plus`: (x - merged) / rate,
+        or the same of the SGD path; zero where the learning rates add up to 0."""
         end, merged = (x, self._merged) if self._path is None else (self._path.end, self._path.merged)
         if merged is None or isinstance(merged, Tensor):
             return drift(end, self.merged if merged is None else merged, self._divisor, plus)
@@ -118,46 +120,47 @@ class Edge:
 
     @property
     def _divisor(self) -> Tensor:
-        """The rate; infinite where it is 0, so that a model without steps has gradient zero."""
+        """The rate, or infinity where it is 0, so that a model without steps has gradient zero."""
         return torch.where(self.rate == 0, torch.inf, self.rate)
 
     def among(self, rows: int) -> Edge:
-        """The edge of the first children alone."""
-        return Edge(self.model[:rows], None if self.correction is None else self.correction[:rows], self.rate[:rows])
+        """Values of the first children alone, without the SGD path."""
+        correction = None if self.correction is None else self.correction[:rows]
+        merged = None if self._merged is None else self.merged[:rows]
+        return Edge(self.model[:rows], correction, self.rate[:rows], merged)
 
     def tensors(self) -> list[Tensor]:
-        """Model, rate, and the correction if there is one."""
+        """Model, correction (if there is one) and rate."""
         return [part for part in (self.model, self.correction, self.rate) if part is not None]
 
 
 def drift(x: Tensor, model: Tensor, rate: Tensor, plus: Tensor | None = None) -> Tensor:
-    """(x - model) / rate, added to `plus` if that is given."""
+    """(x - model) / rate, plus `plus`."""
     return (x - model) / rate if plus is None else torch.addcdiv(plus, x - model, rate)
 
 
 def documented(kind: Kind) -> Kind:
-    """Give the fields of a named tuple the docstrings that stand below them in its source, instead
-    of "Alias for field number 6"; without the source they stay as they are."""
+    """Decorator of a named tuple: copy the strings below its fields in the source into the fields'
+    docstrings, which otherwise read "Alias for field number 6". Without source nothing changes."""
     try:
-        (defined,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     except OSError:
         return kind
-    assert isinstance(defined, ast.ClassDef)
-    for field, below in zip(defined.body, defined.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
-            value = below.value
-            if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                getattr(kind, field.target.id).__doc__ = inspect.cleandoc(value.value)
+    assert isinstance(definition, ast.ClassDef)
+    for pair in zip(definition.body, definition.body[1:], strict=False):
+        match pair:
+            case ast.AnnAssign(target=ast.Name(id=field)), ast.Expr(value=ast.Constant(value=str(text))):
+                getattr(kind, field).__doc__ = inspect.cleandoc(text)
     return kind
 
 
 @documented
 class Rule(NamedTuple):
-    """The functions of one edge level. Those that may be None then do nothing and cost nothing."""
+    """The functions of one edge level. A function that is None does nothing and costs nothing."""
 
     init: Callable[[Tensor], Rows]
-    """init(x) -> state: a child's first state, from the model of the first round in which it takes
-    part."""
+    """init(x) -> state: the child's first state, from the model that it gets in the first round in
+    which it takes part."""
     up: Callable[[Rows, Tensor, Edge], tuple[Rows, Rows]]
     """up(state, x, edge) -> (state, message): the child's new state and the message it sends; the
     message has at least the entry "model"."""
@@ -166,58 +169,58 @@ class Rule(NamedTuple):
     takes part."""
     merge: Callable[[Rows, Tensor, Rows, Tensor], tuple[Rows, Tensor]]
     """merge(memory, start, mean, share) -> (memory, model): the parent's new memory and model, from
-    its model at the start, the mean message of the children that came, and the share of the
-    children's weight that came."""
+    its model at the start of the round, the mean message of the present children, and the share of
+    all children's weight that is present."""
     note: Callable[[Rows], Rows]
-    """note(memory) -> rows: what the parent sends beside its model."""
+    """note(memory) -> rows: sent by the parent beside its model."""
     correction: Callable[[Rows, Rows], Tensor | None]
-    """correction(state, note) -> rows, or None for nothing: what the child's subtree adds to its
-    gradients, from the child's state and the parent's note."""
+    """correction(state, note) -> rows: added to the gradients in the child's subtree, from the
+    child's state and the parent's note; None for zero."""
     local: Callable[[Tensor, Tensor, Edge], Tensor] | None = None
-    """local(x, g, edge) -> direction: the direction of a leaf's step, from its model and its
-    direction so far, which is the gradient with all corrections added, and what the `local` of the
-    edge levels above made of it. It is called where the leaf's chain has its stage `corrections`,
-    before any clip of the usual chain, and once for each edge level whose rule has a `local`."""
+    """local(x, g, edge) -> direction: the direction of a client's step, from its model and its
+    direction so far: the gradient plus all corrections, changed by the `local` of the edge levels
+    above. It is called once for each edge level whose rule has a `local`, where the client's chain
+    has its stage `corrections`, which is before the clip of the standard chain."""
     down: Callable[[Rows, Tensor, Edge], Rows] | None = None
-    """down(state, x, edge) -> state: the child's state after it saw the parent's new model,
-    `edge.merged`. Here `edge.rate` is the siblings' mean."""
+    """down(state, x, edge) -> state: the child's state after it got the parent's new model,
+    `edge.merged`. Here `edge.rate` is the mean over the siblings."""
     relay: Callable[[Rows], Rows] | None = None
-    """relay(state) -> state: the child's state when a newer model came from above its parent."""
+    """relay(state) -> state: the child's state after a newer model came from above its parent."""
     from_gradient: Callable[[Rows, Tensor, Tensor], Rows] | None = None
-    """from_gradient(state, g, mean_g) -> state: the child's state from its own gradient and the
-    siblings' mean at a model that came from above."""
+    """from_gradient(state, g, mean_g) -> state: the child's state from its gradient, and the mean
+    gradient of its siblings, at a model that came from above its parent."""
     reduce: Callable[[Tensor, Tensor], Tensor] | None = None
-    """reduce(rows, weights) -> row: one parent's reducer, from K x P rows and K weights, instead of
+    """reduce(rows, weights) -> row: one parent's aggregate of K x P rows with K weights, instead of
     the weighted mean."""
     reweigh: Callable[[Rows, Rows, Tensor], tuple[Rows, Rows]] | None = None
-    """reweigh(memory, moved, gain) -> (memory, shift): what changed weights of the children make of
-    the parent's memory, and what is taken from every child's state: see the module. A rule without
-    it says that states and memory need nothing then, and nothing of each other: they also stay as
-    they are where a deployed child has lost its own, where all others of its family begin anew."""
+    """reweigh(memory, moved, gain) -> (memory, shift): the parent's memory under new weights of its
+    children, and what is subtracted from every child's state (see the module's docstring). In a
+    rule without it, states and memory depend neither on weights nor on each other: they also stay
+    as they are if a deployed child loses its state, for which other rules reset all siblings."""
     measures: bool = False
-    """Whether it takes gradients from how far models moved, with `edge.gradient` or `edge.drift`:
-    where an optimiser bends the way, nodes then carry what tells (see `core.client_update`)."""
+    """Whether the rule derives gradients from displacements of models, with `edge.gradient` or
+    `edge.drift`; nodes then carry an SGD path if the clients' optimizer needs it (see
+    `Leaf.is_nonlinear`)."""
     counts_late: bool = False
-    """Whether what it keeps at children bears work that counts meetings later (see
-    `federation.state`); a rule that keeps nothing there always does."""
+    """Whether the children's states stay valid when an update counts in a later synchronisation
+    than the one it was made for (see `federation.state`). Not needed by a rule without states."""
 
 
 @dataclass(frozen=True)
 class Proximal:
-    """A `local` that pulls towards the model the parent gave; engines know it and add it up with
-    the corrections."""
+    """Proximal term, a `local` that adds strength * (x - model), where the model is the one that
+    the parent sent. Engines add it together with the corrections."""
 
     strength: float
     after_clip: bool = False
-    """Whether its part strength * x is added behind a leaf's clip, as weight decay is, instead of
-    before it."""
+    """Whether strength * x is added after a client's clip, as weight decay, instead of before."""
 
     def __call__(self, x: Tensor, g: Tensor, edge: Edge) -> Tensor:
         return g + self.strength * (x - edge.model)
 
 
 def average() -> Rule:
-    """Averaging: children send their models, the parent takes the weighted mean."""
+    """Averaging: children send their models, and the parent takes the weighted mean."""
     return Rule(
         init=lambda x: {},
         up=lambda state, x, edge: (state, {"model": x}),

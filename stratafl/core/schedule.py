@@ -1,4 +1,4 @@
-"""When the levels of a tree synchronise."""
+"""Synchronisation schedule: local steps between two synchronisations of each edge level."""
 
 from __future__ import annotations
 
@@ -18,59 +18,57 @@ MOST_STEPS = 1_000_000
 
 
 class SyncEvent(NamedTuple):
-    """Steps to train, and the topmost edge level to synchronise then with all below it."""
+    """Local steps, followed by a synchronisation of one or more edge levels."""
 
     steps: int
     top_level: int
+    """Highest edge level that synchronises; all levels below it do so, too."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How often each edge level synchronises, in units of the level below, root first.
+    """Period of each edge level in units of the level below, root first.
 
-    `Schedule((30, 20))` is the paper's E = 30, H = 20: a group averages every 20 steps, the root
-    every 30 group rounds.
+    `Schedule((30, 20))` is E = 30 and H = 20 of the MTGC paper: a group aggregates every 20 local
+    steps, and the root every 30 group rounds.
     """
 
     periods: tuple[int, ...]
 
     @staticmethod
     def of(periods: Sequence[int], depth: int, epochs: int | None = None) -> Schedule:
-        """Make a schedule of the periods of all edge levels, root first. With `epochs`, the lowest
-        level's period is that many passes over a client's data, and the periods are those of the
-        others."""
+        """Make a schedule from the periods of all edge levels, root first. With `epochs`, the
+        clients' period is that number of passes over their data, and `periods` has those of the
+        other levels."""
         periods, depth = plain(periods), check_integer("depth", depth, at_least=1)
         if epochs is not None:
             if not isinstance(periods, Sequence) or len(periods) != depth - 1:
-                wanted = f"with epochs, needs one number per edge level but the lowest, {depth - 1} of them"
-                raise InvalidInput("periods", periods, wanted)
+                allowed = f"with epochs, needs one number per edge level but the lowest, {depth - 1} of them"
+                raise InvalidInput("periods", periods, allowed)
             periods = [*periods, epochs]
         if not isinstance(periods, Sequence) or len(periods) != depth:
             raise InvalidInput("periods", periods, f"needs one number per edge level, {depth} of them")
-        whole_periods = tuple(check_integer("periods", period, at_least=1) for period in periods)
-        if math.prod(whole_periods) > MOST_STEPS:
+        checked = tuple(check_integer("periods", period, at_least=1) for period in periods)
+        if math.prod(checked) > MOST_STEPS:
             raise InvalidInput("periods", list(periods), f"at most {MOST_STEPS:,} local steps in a global round")
-        return Schedule(whole_periods)
+        return Schedule(checked)
 
     @staticmethod
     def of_steps(steps: Sequence[int], depth: int) -> Schedule:
-        """Make a schedule of the paper's P list: level m synchronises every P_m local steps, root
-        first."""
-        wanted = "each must be a whole number that divides the one before it"
+        """Make a schedule from the MTGC paper's list P: edge level m synchronises every P_m local
+        steps, root first."""
         steps, depth = plain(steps), check_integer("depth", depth, at_least=1)
         if not isinstance(steps, Sequence) or len(steps) != depth:
             raise InvalidInput("steps_per_sync", steps, f"needs one number per edge level, {depth} of them")
         steps = [check_integer("steps_per_sync", period, at_least=1, at_most=MOST_STEPS) for period in steps]
-        ratios = []
-        for above, below in zip(steps, [*steps[1:], 1], strict=True):
-            if above % below:
-                raise InvalidInput("steps_per_sync", steps, wanted)
-            ratios.append(above // below)
-        return Schedule.of(ratios, depth)
+        pairs = list(zip(steps, [*steps[1:], 1], strict=True))
+        if any(above % below for above, below in pairs):
+            raise InvalidInput("steps_per_sync", steps, "each must be a whole number that divides the one before it")
+        return Schedule.of([above // below for above, below in pairs], depth)
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The paper's P list: local steps between two synchronisations of each edge level."""
+        """The MTGC paper's list P: local steps between two synchronisations of each edge level."""
         return tuple(math.prod(self.periods[level:]) for level in range(len(self.periods)))
 
     @property
@@ -83,31 +81,35 @@ class Schedule:
         return map(self.event, range(self.meetings[-1]))
 
     def event(self, number: int) -> SyncEvent:
-        """One of these synchronisations, counted from 0."""
-        every = self.steps
-        done = (number + 1) * every[-1]
-        return SyncEvent(every[-1], next(level for level, period in enumerate(every, 1) if done % period == 0))
+        """A synchronisation of the global round, counted from 0."""
+        periods = self.steps
+        done = (number + 1) * periods[-1]
+        return SyncEvent(periods[-1], next(level for level, period in enumerate(periods, 1) if done % period == 0))
 
 
 MOST_DRAWN = 1 << 30
-"""Largest number of sample indices that an engine of all clients at once holds until the next
-synchronisation: 8 GB."""
+"""Largest number of sample indices (8 GB) that an engine of all clients at once draws for the steps
+until the next synchronisation."""
 
 
-def check_levels(field: str, given: Sequence[int], depth: int) -> list[int]:
+def check_levels(field: str, levels: Sequence[int], depth: int) -> list[int]:
     """Check a list of levels of a tree."""
-    given = plain(given)
-    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
-        raise InvalidInput(field, given, "must be a list of levels")
-    return [check_integer(field, level, at_least=0, at_most=depth) for level in given]
+    levels = plain(levels)
+    if not isinstance(levels, Sequence) or isinstance(levels, str | bytes):
+        raise InvalidInput(field, levels, "must be a list of levels")
+    return [check_integer(field, level, at_least=0, at_most=depth) for level in levels]
 
 
 def check_drawn(schedule: Schedule, clients: float, largest: int, batch: int | None, passes: bool = False) -> str:
-    """Why a period's batches cannot be held by an engine that draws those of all clients in one go,
-    if they cannot. `passes`: over a client's data, in the place of steps."""
-    steps, places = schedule.periods[-1], largest if batch is None else min(batch, largest)
+    """Reason why the batches of a period are too many for an engine that draws those of all clients
+    at once; an empty text if they are not.
+
+    largest: number of samples of the largest client. passes: whether the clients' period counts
+    passes over their data instead of steps.
+    """
+    steps, size = schedule.periods[-1], largest if batch is None else min(batch, largest)
     steps *= steps_per_epoch(largest, batch) if passes else 1
-    if clients * steps * places <= MOST_DRAWN:
+    if clients * steps * size <= MOST_DRAWN:
         return ""
-    each = f"{steps:,} steps of {round(clients):,} clients with batches of {places:,}"
-    return f"at most {MOST_DRAWN:,} samples between two meetings, not {each}; the loop engine has no such limit"
+    drawn = f"{steps:,} steps of {round(clients):,} clients with batches of {size:,}"
+    return f"at most {MOST_DRAWN:,} samples between two synchronisations, not {drawn}; the loop engine has no limit"

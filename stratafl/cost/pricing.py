@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -14,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stratafl.base.errors import InvalidInput
+from stratafl.base.files import csv_text
 from stratafl.base.statistics import MeanStd
 from stratafl.base.validation import check_number
 from stratafl.cost.costs import CumulativeCost, PriceableRun, PriceBatch, RunCosts
@@ -120,15 +119,19 @@ def priced(
     """
     goals = targets_of(targets, *select_metric(groups), field)
     loaded = [[batch.load(run) for run in group.runs] for group in groups]
-    costs = [
-        _group_costs(group, network, priced_runs, goals)
-        for network in networks
-        for group, runs in zip(groups, loaded, strict=True)
-        if (priced_runs := _priced_runs(network, group, runs, batch))
-    ]
-    if not costs:
+    group_costs = []
+    for network in networks:
+        for group, runs in zip(groups, loaded, strict=True):
+            results = [
+                _Priced(run, curve, costs)
+                for run, curve in zip(runs, group.curves, strict=True)
+                if run is not None and (costs := batch.cost_on(run, network)) is not None
+            ]
+            if results:
+                group_costs.append(_group_costs(group, network, results, goals))
+    if not group_costs:
         raise next(iter(batch.problems.values()))
-    return costs
+    return group_costs
 
 
 class _Priced(NamedTuple):
@@ -137,18 +140,6 @@ class _Priced(NamedTuple):
     run: PriceableRun
     curve: Curve
     costs: RunCosts
-
-
-def _priced_runs(
-    network: Network, group: RunGroup, runs: Sequence[PriceableRun | None], batch: PriceBatch
-) -> list[_Priced]:
-    """Price the runs of a group for which that is possible."""
-    results = [
-        (run, curve, batch.cost_on(run, network))
-        for run, curve in zip(runs, group.curves, strict=True)
-        if run is not None
-    ]
-    return [_Priced(run, curve, costs) for run, curve, costs in results if costs is not None]
 
 
 def _group_costs(group: RunGroup, network: Network, runs: Sequence[_Priced], targets: Sequence[Target]) -> GroupCosts:
@@ -198,51 +189,40 @@ def _milestone(until: str, runs: Sequence[RunCosts], ends: Sequence[int | None])
 
 def as_rows(groups: Sequence[GroupCosts]) -> list[dict[str, Any]]:
     """Flat tables, one per group, network and milestone, with all digits."""
-    return [_row(group, milestone) for group in groups for milestone in group.milestones]
-
-
-def _row(group: GroupCosts, milestone: Milestone) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "setting": group.setting,
-        "network": group.network,
-        "until": milestone.until,
-        "runs": milestone.runs,
-        "reached": milestone.reached,
-        "currency": group.currency,
-    }
-    for name in ("rounds", "seconds", "joules", "money"):
-        value = getattr(milestone, name)
-        row[name], row[f"{name}_std"] = (None, None) if value is None else value
-    for level, value in enumerate(milestone.bytes, 1):
-        row[f"bytes_{level}"], row[f"bytes_{level}_std"] = value
-    for kind in PARTS:
-        levels = sorted(level for part, level in milestone.parts if part == kind)
-        row |= {f"{kind}_{level}_s": milestone.parts[kind, level] for level in levels}
-    return row
+    rows = []
+    for group in groups:
+        for milestone in group.milestones:
+            row: dict[str, Any] = {
+                "setting": group.setting,
+                "network": group.network,
+                "until": milestone.until,
+                "runs": milestone.runs,
+                "reached": milestone.reached,
+                "currency": group.currency,
+            }
+            for name in ("rounds", "seconds", "joules", "money"):
+                row[name], row[f"{name}_std"] = getattr(milestone, name) or (None, None)
+            for level, value in enumerate(milestone.bytes, 1):
+                row[f"bytes_{level}"], row[f"bytes_{level}_std"] = value
+            for kind in PARTS:
+                levels = sorted(level for part, level in milestone.parts if part == kind)
+                row |= {f"{kind}_{level}_s": milestone.parts[kind, level] for level in levels}
+            rows.append(row)
+    return rows
 
 
 def as_csv(groups: Sequence[GroupCosts]) -> str:
     """Format the rows as a CSV file."""
-    rows = as_rows(groups)
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({key: "" if value is None else value for key, value in row.items()} for row in rows)
-    return text.getvalue()
+    return csv_text(as_rows(groups))
 
 
 TIME = (("s", 1.0), ("min", 60.0), ("h", 3600.0), ("days", 86400.0))
-
 ENERGY = (("J", 1.0), ("kJ", 1e3), ("MJ", 1e6), ("GJ", 1e9))
-
 BYTES = (("B", 1.0), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12))
-
 READABLE = 2.0
 """Smallest value of the largest number in the unit that is chosen."""
 
 SENDING, WAITING, MERGING, OWN_ROUNDS = "sending", "waiting", "merging", "own rounds"
-
 PART_TITLES = {DOWNLOAD: SENDING, UPLOAD: SENDING, WAIT: WAITING, AGGREGATE: MERGING, SUBTREE: OWN_ROUNDS}
 
 

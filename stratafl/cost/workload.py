@@ -8,23 +8,25 @@ recomputed bytes can be compared with the records of every round.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.topology import Tree
-from stratafl.base.validation import repeated
+from stratafl.base.validation import name_and_params, repeated
 from stratafl.config.schema import Config, LeafConfig
 from stratafl.config.setup import import_plugins, rules_of
 from stratafl.core.client_update import Leaf
 from stratafl.core.participation import check_participation
 from stratafl.core.rule import Rule
 from stratafl.core.schedule import Schedule
-from stratafl.cost.legacy import flops_of
-from stratafl.network.messages import UNIT, MessageSizes, RecordedWorkload, message_sizes
+from stratafl.models.registry import build, count_parameters
+from stratafl.network.messages import UNIT, MessageSizes, RecordedWorkload, message_sizes, training_flops
 from stratafl.network.replay import Workload, leaf_steps, replay_rounds
 from stratafl.network.specification import Network, NetworkLike, network
 from stratafl.network.waiting import check_wait
@@ -36,6 +38,10 @@ OWN_NETWORK = "own"
 INSPECTED_ROUNDS = 3
 """Rounds from which the sizes are computed: the first differs from the others, as no node has a
 model yet."""
+
+
+Tables = Mapping[str, dict[str, Any]]
+"""Tables of a stored config; a table that it does not have is empty."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,11 +69,11 @@ def read_workload(run: StoredRun) -> RecoveredWorkload:
     """Read the workload of a stored run."""
     if not run.rounds:
         raise InvalidInput("run", run.path, "has no round yet")
-    config = {key: value for key, value in run.config.items() if isinstance(value, Mapping)}
+    config = defaultdict[str, Any](dict, {k: dict(v) for k, v in run.config.items() if isinstance(v, Mapping)})
     tree = tree_of(run)
     schedule = _schedule(run, config, tree.depth)
-    wait = check_wait(_table(config, "schedule").get("wait"), tree.depth)
-    recorded = _recorded_workload(run, config, schedule)
+    wait = check_wait(config["schedule"].get("wait"), tree.depth)
+    recorded = _recorded_workload(run, tree.depth)
 
     def workload_with(sizes: MessageSizes, steps_N: np.ndarray, samples_N: np.ndarray) -> Workload:
         sampling = _participation(run, config, tree.depth), _seed(run, config)
@@ -85,24 +91,16 @@ def read_workload(run: StoredRun) -> RecoveredWorkload:
     return RecoveredWorkload(workload, *sizes, tuple(notes), recorded.flops_per_sample, own_network)
 
 
-def _recorded_workload(run: StoredRun, config: Mapping[str, Any], schedule: Schedule) -> RecordedWorkload | None:
-    """Workload as recorded in run.json; None for runs of early versions.
-
-    Those of them that were simulated on a network recorded most of it with that.
-    """
-    clients = len(run.tree["levels"][-1]["names"])
+def _recorded_workload(run: StoredRun, depth: int) -> RecordedWorkload | None:
+    """Workload as recorded in run.json; None for runs of early versions."""
     try:
-        if run.workload:
-            return RecordedWorkload.of(run.workload, len(schedule.periods), clients)
-        if not run.clock:
-            return None
-        steps = dict(zip(("steps_per_sync", "samples_per_step"), _steps(run, config, schedule), strict=True))
-        return RecordedWorkload.of({**run.clock, **steps}, len(schedule.periods), clients)
+        clients = len(run.tree["levels"][-1]["names"])
+        return RecordedWorkload.of(run.workload, depth, clients) if run.workload else None
     except (KeyError, TypeError, ValueError, OverflowError):
         raise InvalidInput("run", run.path, "the workload in its run.json cannot be read") from None
 
 
-def _reconstructed(run: StoredRun, config: Mapping[str, Any], workload: Workload) -> RecoveredWorkload:
+def _reconstructed(run: StoredRun, config: Tables, workload: Workload) -> RecoveredWorkload:
     """Reconstruct the workload of a run that did not record it. workload: without message sizes."""
     if workload.has_waiting_policy:
         raise InvalidInput(
@@ -161,20 +159,15 @@ def tree_of(run: StoredRun) -> Tree:
     return Tree(parents, names, weights)
 
 
-def _table(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    table = config.get(name)
-    return dict(table) if isinstance(table, Mapping) else {}
-
-
-def _seed(run: StoredRun, config: Mapping[str, Any]) -> int:
-    seed = _table(config, "run").get("seed", 0)
+def _seed(run: StoredRun, config: Tables) -> int:
+    seed = config["run"].get("seed", 0)
     if type(seed) is not int:
         raise InvalidInput("run.seed", seed, f"must be a whole number, in {run.name}")
     return seed
 
 
-def _schedule(run: StoredRun, config: Mapping[str, Any], depth: int) -> Schedule:
-    table, epochs = _table(config, "schedule"), _table(config, "leaf").get("epochs")
+def _schedule(run: StoredRun, config: Tables, depth: int) -> Schedule:
+    table, epochs = config["schedule"], config["leaf"].get("epochs")
     if table.get("periods") is not None:
         periods = list(table["periods"])
         # a run from Python notes the whole schedule, with the passes as its last entry
@@ -184,8 +177,8 @@ def _schedule(run: StoredRun, config: Mapping[str, Any], depth: int) -> Schedule
     return Schedule.of_steps(table["steps_per_sync"], depth)
 
 
-def _participation(run: StoredRun, config: Mapping[str, Any], depth: int) -> Any:
-    participation = _table(config, "schedule").get("participation")
+def _participation(run: StoredRun, config: Tables, depth: int) -> Any:
+    participation = config["schedule"].get("participation")
     plain = None | str | float | int
     if not isinstance(participation, plain) and not (
         isinstance(participation, list) and all(isinstance(entry, plain) for entry in participation)
@@ -196,18 +189,18 @@ def _participation(run: StoredRun, config: Mapping[str, Any], depth: int) -> Any
     return check_participation(participation, depth)
 
 
-def _rules(run: StoredRun, config: Mapping[str, Any], depth: int) -> tuple[Rule, ...]:
-    import_plugins(_table(config, "run").get("plugins") or ())
+def _rules(run: StoredRun, config: Tables, depth: int) -> tuple[Rule, ...]:
+    import_plugins(config["run"].get("plugins") or ())
     try:
-        return rules_for(rules_of(Config(method=_table(config, "method"))), depth)
+        return rules_for(rules_of(Config(method=config["method"])), depth)
     except InvalidInput as problem:
         raise InvalidInput("run", run.path, f"its method cannot be made again: {problem}") from None
 
 
-def _leaf(config: Mapping[str, Any], rounds: int) -> Leaf | None:
+def _leaf(config: Tables, rounds: int) -> Leaf | None:
     """Client settings, as far as they decide the messages; None if only the run's program has
     them."""
-    table = _table(config, "leaf")
+    table = config["leaf"]
     keys = {field.name for field in fields(LeafConfig)}
     try:
         return LeafConfig(**{key: value for key, value in table.items() if key in keys}).chain(max(rounds, 1))
@@ -215,9 +208,9 @@ def _leaf(config: Mapping[str, Any], rounds: int) -> Leaf | None:
         return None
 
 
-def _steps(run: StoredRun, config: Mapping[str, Any], schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
+def _steps(run: StoredRun, config: Tables, schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
     """Local steps of each leaf between two synchronisations, and samples per step."""
-    table, leaves = _table(config, "leaf"), run.tree["levels"][-1]
+    table, leaves = config["leaf"], run.tree["levels"][-1]
     counts_N = np.array(leaves.get("samples") or [0] * len(leaves["names"]), dtype=np.int64)
     return leaf_steps(counts_N, table.get("batch") or None, schedule, table.get("epochs") is not None)
 
@@ -263,3 +256,32 @@ def _traffic_differences(run: StoredRun, workload: Workload) -> list[str]:
         return []
     share = 100 * (recomputed - recorded) / recorded if recorded else 0.0
     return [f"{run.name}: recomputed bytes of its clients differ from its records by {share:+.2g} %"]
+
+
+IMAGES_28, IMAGES_32, TEXT = (1, 28, 28), (3, 32, 32), (80,)
+SHAPES: Mapping[str, tuple[int, ...]] = {
+    "cifar10": IMAGES_32, "cifar100": IMAGES_32, "cinic10": IMAGES_32, "mnist": IMAGES_28, "fashion_mnist": IMAGES_28,
+    "emnist_letters": IMAGES_28, "shakespeare": TEXT, "digits": (1, 8, 8), "synthetic": (60,),
+}  # fmt: skip
+"""Shape of one sample by data set: a stored run is priced without its data."""
+
+
+def flops_of(run: StoredRun, trained: int) -> float | None:
+    """Operations of training on one sample; None if the model cannot be created again, or would not
+    have as many parameters as were trained."""
+    data, classes = run.config.get("data"), run.tree["classes"]
+    shape = SHAPES.get(str(data.get("name"))) if isinstance(data, Mapping) else None
+    if shape is None or not isinstance(run.config.get("model"), Mapping):
+        return None
+    try:
+        name, params = name_and_params("model", run.config["model"])
+        with torch.device("meta"):
+            model = build(name, shape, len(classes), **params).eval()
+            sample = torch.zeros((1, *shape), dtype=torch.long if shape == TEXT else torch.float32)
+            flops = training_flops(lambda: model(sample))
+    except (InvalidInput, RuntimeError, NotImplementedError, TypeError):
+        return None
+    parameters = count_parameters(model)
+    # where nothing but models is sent, records do not tell parameters from buffers
+    with_buffers = parameters + sum(b.numel() for b in model.buffers() if b.is_floating_point())
+    return flops if trained in (parameters, with_buffers) else None

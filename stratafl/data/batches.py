@@ -17,13 +17,7 @@ Sampling = Literal["epochs", "replacement"]
 
 
 def batch_indices(
-    seed: int,
-    client: int,
-    size: int,
-    first: int,
-    steps: int,
-    batch: int | None,
-    sampling: Sampling = "epochs",
+    seed: int, client: int, size: int, first: int, steps: int, batch: int | None, sampling: Sampling = "epochs"
 ) -> list[Tensor]:
     """Positions in a client's list of samples for `steps` steps, from step `first` on.
 
@@ -92,22 +86,26 @@ def padded_batches(
     `first` is one step for all clients, or one per client; `places` is the length to pad to, by
     default that of the longest batch.
     """
+
+    def on_device(array: np.ndarray) -> Tensor:
+        return to_device(array, device)
+
     size_C = np.asarray(sizes, dtype=np.int64)
     full_C = size_C if batch is None else np.minimum(size_C, batch)
     # at least one place, so that a padded one has a first to repeat
     place_B = torch.arange(max(int(full_C.max(initial=1)), places or 1), device=device)
-    client_C = to_device(np.asarray(clients, dtype=np.int64), device)
+    client_C = on_device(np.asarray(clients, dtype=np.int64))
     step_CH = np.zeros((len(size_C), steps), dtype=np.int64) + np.reshape(first, (-1, 1)) + np.arange(steps)
     length_CH = batch_lengths(size_C, step_CH, batch, sampling)
 
     if batch is None or sampling == "replacement":
-        mask_CHB = place_B < _on(device, length_CH)[..., None]
+        mask_CHB = place_B < on_device(length_CH)[..., None]
         if batch is None:
             position_CHB = place_B.expand(*step_CH.shape, -1)
         else:
-            drawn_CHB = uniform(seed, Stream.BATCH, client_C[:, None, None], _on(device, step_CH)[..., None], place_B)
-            position_CHB = (drawn_CHB * _on(device, size_C)[:, None, None]).long()
-        return _padded(position_CHB, mask_CHB, length_CH)
+            drawn_CHB = uniform(seed, Stream.BATCH, client_C[:, None, None], on_device(step_CH)[..., None], place_B)
+            position_CHB = (drawn_CHB * on_device(size_C)[:, None, None]).long()
+        return PaddedBatches(torch.where(mask_CHB, position_CHB, position_CHB[..., :1]), mask_CHB, length_CH)
 
     per_epoch_C = -(-size_C // full_C)
     epoch_CH, slot_CH = np.divmod(step_CH, per_epoch_C[:, None])
@@ -121,28 +119,20 @@ def padded_batches(
     shuffle_CH = np.cumsum(new_CH).reshape(new_CH.shape) - 1
 
     total = int(size_S.sum())
-    shuffle_T = torch.repeat_interleave(_on(device, size_S), output_size=total)
-    start_T = _on(device, start_S)[shuffle_T]
+    shuffle_T = torch.repeat_interleave(on_device(size_S), output_size=total)
+    start_T = on_device(start_S)[shuffle_T]
     place_T = torch.arange(total, device=device) - start_T
-    epoch_T = _on(device, epoch_CH[new_CH])[shuffle_T]
-    keys_T = random_bits(seed, Stream.BATCH, client_C[_on(device, owner_S)][shuffle_T], epoch_T, place_T)
+    epoch_T = on_device(epoch_CH[new_CH])[shuffle_T]
+    keys_T = random_bits(seed, Stream.BATCH, client_C[on_device(owner_S)][shuffle_T], epoch_T, place_T)
     # sorted by key, then stably by shuffle: each shuffle's positions come together in the order of
     # their keys
     by_key_T = keys_T.argsort(stable=True)
     order_T = place_T[by_key_T[shuffle_T[by_key_T].argsort(stable=True)]]
 
-    begin_CH = _on(device, start_S[shuffle_CH] + taken_CH)
-    mask_CHB = place_B < _on(device, length_CH)[..., None]
+    begin_CH = on_device(start_S[shuffle_CH] + taken_CH)
+    mask_CHB = place_B < on_device(length_CH)[..., None]
     where_CHB = begin_CH[..., None] + torch.where(mask_CHB, place_B, 0)
     return PaddedBatches(order_T[where_CHB], mask_CHB, length_CH)
-
-
-def _padded(position_CHB: Tensor, mask_CHB: Tensor, length_CH: np.ndarray) -> PaddedBatches:
-    return PaddedBatches(torch.where(mask_CHB, position_CHB, position_CHB[..., :1]), mask_CHB, length_CH)
-
-
-def _on(device: str | torch.device, array: np.ndarray) -> Tensor:
-    return to_device(array, device)
 
 
 MOST_BATCH = 1 << 31

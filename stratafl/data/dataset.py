@@ -24,8 +24,14 @@ class Classes(NamedTuple):
     ignored: int
     """Label that the loss ignores."""
 
+    @property
+    def allowed(self) -> str:
+        return f"a class, 0 to {self.size - 1}, or {self.ignored}, to be ignored"
+
     def outside(self, labels: Tensor) -> Tensor:
-        """Mask of the labels that are neither a class nor ignored."""
+        """Mask of the labels that are neither a class nor ignored; of probabilities none is."""
+        if labels.is_floating_point() or labels.is_complex():
+            return torch.zeros_like(labels, dtype=torch.bool)
         wide = labels.long()  # in a narrow type the one that is passed over may be another's number
         return ((wide < 0) | (wide >= self.size)) & (wide != self.ignored)
 
@@ -43,6 +49,31 @@ class Classes(NamedTuple):
             raise InvalidInput("labels", f"{low} to {high}", allowed)
         allowed = f"{field} labels go from {low} to {high}, so {high + 1} classes are needed"
         raise InvalidInput("model output", f"{self.size} classes", allowed)
+
+
+class BinaryTargets(NamedTuple):
+    """Targets that a loss of yes or no accepts, which PyTorch does not check."""
+
+    no: int
+    """Target of a no: 0, where targets may also lie between no and yes, or -1; that of a yes is
+    1."""
+
+    @property
+    def allowed(self) -> str:
+        return "from 0 to 1" if self.no == 0 else "-1 or 1"
+
+    def outside(self, targets: Tensor) -> Tensor:
+        """Mask of the targets that the loss does not accept, but for those that are no number."""
+        if self.no == 0:
+            return (targets < 0) | (targets > 1)
+        return (targets != -1) & (targets != 1) & ~targets.isnan()
+
+    def check(self, field: str, targets: Tensor) -> None:
+        """Refuse targets that the loss does not accept."""
+        outside = self.outside(targets)
+        if bool(outside.any()):
+            first = f"{targets[outside][0].item():g}"
+            raise InvalidInput(f"{field} labels", first, f"must be {self.allowed}, as the loss is one of yes or no")
 
 
 class BatchKey(NamedTuple):
@@ -127,8 +158,8 @@ class LazySamples:
     targets_N: Tensor
     place: torch.device = CPU
     dtype: torch.dtype | None = None
-    classes: Classes | None = None
-    """Labels that the loss accepts, checked in every batch."""
+    accepted: Classes | BinaryTargets | None = None
+    """Targets that the loss accepts, checked in every batch; None for all."""
     is_on_device = False
 
     @property
@@ -158,18 +189,18 @@ class LazySamples:
             inputs, targets = self.batch(index_B[: int(length)], BatchKey(seed, client, step))
             place_B = place_B.to(self.place)
             pairs.append((inputs[place_B], targets[place_B]))
-        return combine(torch.stack, [each for each, _ in pairs]), torch.stack([each for _, each in pairs])
+        return combine(torch.stack, [inputs for inputs, _ in pairs]), torch.stack([targets for _, targets in pairs])
 
     def _check(self, index_B: Tensor, targets_B: Tensor) -> None:
-        """Refuse a label that is no class; a sample may be read with another label than before."""
-        if self.classes is None or targets_B.is_floating_point() or targets_B.is_complex():
+        """Refuse a label that the loss does not accept; a sample may be read with another one than
+        before."""
+        if self.accepted is None:
             return
-        outside = self.classes.outside(targets_B)
+        outside = self.accepted.outside(targets_B)
         if bool(outside.any()):
             place, *_ = outside.nonzero()[0].tolist()
-            label = int(targets_B[place][outside[place]].flatten()[0])
-            allowed = f"must be a class, 0 to {self.classes.size - 1}, or {self.classes.ignored}, to be ignored"
-            raise InvalidInput(f"data[{int(index_B[place])}] label", label, allowed)
+            label = targets_B[place][outside[place]].flatten()[0].item()
+            raise InvalidInput(f"data[{int(index_B[place])}] label", label, f"must be {self.accepted.allowed}")
 
     def head(self, count: int) -> Inputs:
         return self.batch(torch.arange(min(count, len(self.targets_N))), BatchKey(0, 0, 0))[0]

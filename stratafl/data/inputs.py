@@ -70,7 +70,7 @@ def combine(function: Callable[[list[Tensor]], Tensor], several: Sequence[Inputs
 
 
 def tensors_of(inputs: Inputs) -> dict[str, Tensor]:
-    """All tensors of the inputs by name; the name of a single tensor is empty."""
+    """Tensors of the inputs by name; the name of a single tensor is empty."""
     return inputs.named if isinstance(inputs, NamedInputs) else {"": inputs}
 
 

@@ -14,17 +14,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from stratafl.base.errors import InvalidInput, convert_errors, unknown_name
 from stratafl.base.rng import Stream, derive_seed, rng_states, seeded_rng
+from stratafl.base.validation import check_keys
 from stratafl.data.dataset import ClientIndex, FederatedData, InMemorySamples, LazySamples
-from stratafl.data.inputs import (
-    Inputs,
-    NamedInputs,
-    Pair,
-    combine,
-    is_array,
-    parse_inputs,
-    targets,
-    tensors_of,
-)
+from stratafl.data.inputs import Inputs, NamedInputs, Pair, combine, is_array, parse_inputs, targets, tensors_of
 
 TARGETS = ("labels", "label")
 """Default names of the target column."""
@@ -48,9 +40,7 @@ class DataColumns(NamedTuple):
             return table or DataColumns()
         if not isinstance(table, Mapping):
             raise InvalidInput(field, table, "must be a table: inputs, targets, owner")
-        for key in table:
-            if key not in DataColumns._fields:
-                raise unknown_name(f"{field} key", key, DataColumns._fields)
+        check_keys(field, table, DataColumns._fields)
         named = dict(table)
         inputs = named.get("inputs")
         if isinstance(inputs, list | tuple) and inputs and all(isinstance(name, str) for name in inputs):
@@ -88,7 +78,7 @@ def _check_column(field: str, name: str, names: Sequence[str]) -> str:
 
 
 class Sample(NamedTuple):
-    """One item of a user's data set."""
+    """Item of a user's data set."""
 
     inputs: Inputs
     target: Tensor
@@ -156,7 +146,7 @@ def load_per_client(
     if all(map(is_map_style, datasets)):
         data_columns = DataColumns.of("columns", columns)
         readers = [_ItemReader(name, data, data_columns) for name, data in zip(fields, datasets, strict=True)]
-        whole, sizes = _read_items(field, readers, lazy, seed), list(map(len, readers))
+        joined, sizes = _read_items(field, readers, lazy, seed), list(map(len, readers))
     else:
         parts = [
             load_dataset(name, data, columns=columns, lazy=lazy, seed=seed)
@@ -164,14 +154,14 @@ def load_per_client(
         ]
         held = [part.samples for part in parts if isinstance(part.samples, InMemorySamples)]
         sizes = [len(samples.targets_N) for samples in held]
-        whole = FederatedData(
+        joined = FederatedData(
             samples=_combine_samples(field, "clients", [(part.inputs_N, part.targets_N) for part in held], torch.cat),
             warnings=tuple(warning for part in parts for warning in part.warnings),
             declared_classes=check_class_names(
                 (name, part.declared_classes) for name, part in zip(fields, parts, strict=True)
             ),
         )
-    return replace(whole, clients=ClientIndex(torch.arange(sum(sizes)), np.cumsum([0, *sizes])))
+    return replace(joined, clients=ClientIndex(torch.arange(sum(sizes)), np.cumsum([0, *sizes])))
 
 
 def _pair(field: str, data: Any) -> Pair:

@@ -13,11 +13,11 @@ import numpy as np
 from stratafl.base.errors import InvalidInput, MissingExtra, convert_errors
 from stratafl.base.rng import Stream, generator
 from stratafl.base.validation import check_choice, check_number
+from stratafl.data.catalog.archive import FileTree, open_files
+from stratafl.data.catalog.hub import load
+from stratafl.data.catalog.images import picture
 from stratafl.data.catalog.storage import DatasetArrays, StoredDataset, add_statistics
 from stratafl.data.dataset import FederatedData
-from stratafl.data.formats.archive import FileTree, open_files
-from stratafl.data.formats.hub import load
-from stratafl.data.formats.images import picture
 from stratafl.data.loading import DataColumns, load_data
 
 
@@ -37,12 +37,6 @@ def train_test_split(field: str, count: int, share: object) -> tuple[np.ndarray,
         raise InvalidInput(field, share, f"leaves nothing to train or to test on, of {count:,} samples")
     order = generator(0, Stream.SAMPLES, count).permutation(count)
     return np.sort(order[tested:]), np.sort(order[:tested])
-
-
-def missing_test_error(field: str, path: Path) -> InvalidInput:
-    """Build the error about data without test data."""
-    allowed = "say what to test on: test = a path, or a share of the samples such as 0.2"
-    return InvalidInput(field, str(path), allowed)
 
 
 ARRAY_SUFFIXES = (".npz",)
@@ -156,7 +150,8 @@ def read_images(path: Path, test: object) -> StoredDataset:
         allowed = "has a folder train: leave test out where there is a folder test beside it, or name both folders"
         raise InvalidInput("data.name", str(path), f'{allowed}: name = ".../train", test = ".../..."')
     elif test is None:
-        raise missing_test_error("data.name", path)
+        allowed = "say what to test on: test = a path, or a share of the samples such as 0.2"
+        raise InvalidInput("data.name", str(path), allowed)
     else:
         train = _images("data.name", path)
         tested = _images("data.test", Path(test)) if isinstance(test, str) else {}
@@ -205,13 +200,11 @@ def _concatenate(images: dict[str, np.ndarray], classes: tuple[str, ...]) -> tup
 
 
 TABLE_SUFFIXES = (".csv", ".parquet")
-
 NO_NAME = "Unnamed: "
 """Prefix that pandas gives to the name of an unnamed column."""
 
 
 WHOLE, REAL = "whole numbers", "decimal numbers"
-
 TABLE_KINDS = {"i": WHOLE, "u": WHOLE, "f": REAL, "b": "truth values", "U": "texts", "M": "dates"}
 """NumPy's kinds of dtype that a column may have, in words."""
 

@@ -1,15 +1,25 @@
-"""State of a chunk of clients (models, optimizer states, corrections), one optimizer step on it,
-and how many clients fit into memory."""
+"""State of a chunk of clients (models, optimizer states, corrections), an optimizer step on it, and
+the number of clients that fit into memory.
+
+Shape suffixes: C clients of a chunk, P parameters, Z buffer values.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.core.client_training import LocalRule, ProximalOffset, TrainRequest, move_decay_behind_clip
+from stratafl.core.client_training import (
+    ClientTraining,
+    LocalRule,
+    ProximalOffset,
+    TrainRequest,
+    move_decay_behind_clip,
+)
 from stratafl.core.client_update import Leaf, Stage, StandardChain, apply_transforms
 from stratafl.core.optimizer import OPTIMIZERS, Optimiser
 from stratafl.core.rows import IndexedRows
@@ -20,7 +30,7 @@ from stratafl.engine.kernels.reference import optimizer_step
 from stratafl.engine.parameter_layout import ParameterLayout
 
 ROW_ALIGNMENT = 16
-"""Values: rows that begin at multiples of this are read and written in a GPU's widest words."""
+"""Number of values: a GPU reads and writes rows that begin at its multiples in the widest words."""
 
 
 def empty_rows(clients: int, values: int, like: Tensor) -> Tensor:
@@ -36,16 +46,17 @@ def empty_rows(clients: int, values: int, like: Tensor) -> Tensor:
 
 
 class BoundLocalTerm(NamedTuple):
-    """A rule's local term, bound to the chunk's edges."""
+    """Local term of a rule, with the edges of the chunk's clients."""
 
     local: Callable[[Tensor, Tensor, Edge], Tensor]
     edge: Edge
 
 
 class GradientRequest(NamedTuple):
-    """Extras to compute with the gradients: a correction to add, and squared norms for clipping."""
+    """Extras to compute with the gradients."""
 
     add_CP: Tensor | None = None
+    """Correction to add."""
     squared_norms: bool = False
     """Whether the squared norms of the corrected gradients are used, if they cost nothing."""
 
@@ -57,17 +68,17 @@ class ClientGradients(NamedTuple):
     """Gradients of a chunk's clients."""
 
     grads_CP: Tensor
-    """With the requested correction."""
+    """Gradients plus the requested correction."""
     partial_squared_norms: tuple[Tensor, ...] = ()
     """Parts (C, n) of each client's squared norm; empty where they were not requested or are not
     known."""
     reads: tuple[object, ...] = ()
-    """Owners of the constants the gradients were computed from. A CUDA graph goes on reading these,
-    and has to keep them."""
+    """Objects that own constants the gradients depend on. A CUDA graph goes on reading these, and
+    has to keep the objects."""
 
 
 class ChunkState(NamedTuple):
-    """Rows of the clients of a chunk, in memory of their own."""
+    """Rows of a chunk's clients, in memory that belongs to the chunk."""
 
     x_CP: Tensor
     b_CZ: Tensor
@@ -75,71 +86,76 @@ class ChunkState(NamedTuple):
     state: States
     """States of the optimizer, one row per client."""
     path_CP: Tensor | None
-    """Sum of learning rate times direction, negated, where it is asked for."""
+    """Negated sum of learning rate times direction, where the request asks for it."""
     correction_CP: Tensor | None
-    """Sum of the corrections on a client's path to the root, and of the constant part of proximal
+    """Sum of the corrections on a client's path to the root and of the constant parts of proximal
     terms."""
     local_terms: tuple[BoundLocalTerm, ...]
     stages: tuple[Stage, ...]
     """Stages of the client update, with the proximal terms that act behind its clip."""
+    fused_chain: StandardChain | None
+    """Settings of the fused optimizer step. None for stages other than the standard ones, rules
+    with local terms, and optimizers written by a user."""
     proximal_strength: float = 0.0
-    """Sum of the mu of all proximal terms. mu (x - model) has a part -mu model, which is constant,
-    and mu x, which is not."""
+    """Sum of the mu of all proximal terms mu (x - model). Their part mu x changes with every step,
+    and -mu model is constant."""
     scratch_CP: Tensor | None = None
-    """Memory for the correction plus proximal_strength * x."""
+    """Memory for correction + proximal_strength * x."""
 
     @staticmethod
-    def allocate(work: TrainRequest, clients: int, leaf: Leaf) -> ChunkState:
-        """Empty state for this many clients of the request."""
+    def allocate(request: TrainRequest, clients: int, leaf: Leaf) -> ChunkState:
+        """Allocate the state of this many clients of a request."""
 
         def empty_like(rows: IndexedRows) -> Tensor:
             return empty_rows(clients, rows.rows_MP.shape[1], rows.rows_MP)
 
-        pulls, stages = move_decay_behind_clip(work.local_rules, leaf.stages)
-        terms = _proximal_terms(pulls)
-        strength = sum((pull.local.strength for pull in pulls if terms and isinstance(pull.local, Proximal)), 0.0)
-        local_terms = () if terms else tuple(BoundLocalTerm(pull.local, pull.edge(empty_like)) for pull in pulls)
-        states = leaf.optimiser.init(work.model.rows_MP[:1])
+        rules, stages = move_decay_behind_clip(request.local_rules, leaf.stages)
+        terms = _proximal_terms(rules)
+        strength = sum((rule.local.strength for rule in rules if terms and isinstance(rule.local, Proximal)), 0.0)
+        local_terms = () if terms else tuple(BoundLocalTerm(rule.local, rule.edge(empty_like)) for rule in rules)
+        is_fused = not local_terms and type(leaf.optimiser) in OPTIMIZERS.values()
+        states = leaf.optimiser.init(request.model.rows_MP[:1])
         return ChunkState(
-            x_CP=empty_like(work.model),
-            b_CZ=empty_like(work.buffers),
+            x_CP=empty_like(request.model),
+            b_CZ=empty_like(request.buffers),
             optimizer=leaf.optimiser,
             state={name: empty_rows(clients, rows.shape[1], rows) for name, rows in states.items()},
-            path_CP=empty_like(work.model) if work.wants_sgd_path else None,
-            correction_CP=empty_like(work.model) if work.corrections or terms else None,
+            path_CP=empty_like(request.model) if request.wants_sgd_path else None,
+            correction_CP=empty_like(request.model) if request.corrections or terms else None,
             local_terms=local_terms,
             stages=stages,
+            fused_chain=StandardChain.from_stages(stages) if is_fused else None,
             proximal_strength=strength,
-            scratch_CP=empty_like(work.model) if strength else None,
+            scratch_CP=empty_like(request.model) if strength else None,
         )
 
-    def load(self, work: TrainRequest, clients: Sequence[int], layout: ParameterLayout) -> None:
-        """Copy in what these clients start from, in this layout of parameters."""
-        layout.into(self.x_CP, work.model, clients)
-        work.buffers.copy_into(self.b_CZ, clients)
-        for name, rows in work.client_rows.items():
+    def load(self, request: TrainRequest, clients: Sequence[int], layout: ParameterLayout) -> None:
+        """Copy the initial rows of these clients, in a layout of parameters."""
+        layout.into(self.x_CP, request.model, clients)
+        request.buffers.copy_into(self.b_CZ, clients)
+        for name, rows in request.client_rows.items():
             layout.into(self.state[name], rows, clients)
-        if not work.client_rows:
+        if not request.client_rows:
             for name, initial in self.optimizer.init(self.x_CP).items():
                 self.state[name].copy_(initial)
         if self.path_CP is not None:
             self.path_CP.zero_()
         if self.correction_CP is not None:
-            terms = [(1.0, correction) for correction in work.corrections]
-            proximal = [(-strength, model) for strength, model in _proximal_terms(work.local_rules)]
-            (factor, first), *others = terms + proximal
+            terms = [(1.0, correction) for correction in request.corrections]
+            terms += [(-strength, model) for strength, model in _proximal_terms(request.local_rules)]
+            (factor, first), *others = terms
             layout.into(self.correction_CP, first, clients)
             if factor != 1:
                 self.correction_CP.mul_(factor)
             for factor, rows in others:
-                self.correction_CP.add_(layout.some(rows, clients), alpha=factor)
-        for term, pull in zip(self.local_terms, work.local_rules, strict=False):  # no terms where all are proximal
-            edge = pull.edge(lambda rows: layout.some(rows, clients))
-            for own, loaded in zip(term.edge.tensors(), edge.tensors(), strict=True):
-                own.copy_(loaded)
+                self.correction_CP.add_(layout.take(rows, clients), alpha=factor)
+        for term, rule in zip(self.local_terms, request.local_rules, strict=False):  # no terms where all are proximal
+            edge = rule.edge(lambda rows: layout.take(rows, clients))
+            for memory, values in zip(term.edge.tensors(), edge.tensors(), strict=True):
+                memory.copy_(values)
 
     def first(self, clients: int) -> ChunkState:
-        """State of the first clients alone, in the same memory."""
+        """State of the first clients, in the same memory."""
         if clients == len(self.x_CP):
             return self
 
@@ -156,25 +172,16 @@ class ChunkState(NamedTuple):
             scratch_CP=cut(self.scratch_CP),
         )
 
-    @property
-    def fused_chain(self) -> StandardChain | None:
-        """Settings of the fused optimizer step.
-
-        None where the stages are others, rules have local terms, or the optimizer is a user's.
-        """
-        if self.local_terms or type(self.optimizer) not in OPTIMIZERS.values():
-            return None
-        return StandardChain.from_stages(self.stages)
-
     def gradient_request(self) -> GradientRequest:
-        """What the next step needs besides the gradients."""
+        """Extras that the next step needs with the gradients."""
         chain = self.fused_chain
         if chain is None:
             return PLAIN_REQUEST
         return GradientRequest(self._added_to_gradients(self.x_CP), chain.clip is not None)
 
     def apply(self, gradients: ClientGradients, lr: float | Tensor, backend: Backend, clipped_steps: Tensor) -> None:
-        """One step of all rows, in place; to `clipped_steps` is added how many a clip shortened."""
+        """Take one step of all rows, in place, and add the number of clipped rows to
+        `clipped_steps`."""
         chain = self.fused_chain
         if chain is None:
             direction_CP = apply_transforms(self.stages, gradients.grads_CP, self.x_CP, self._correct, clipped_steps)
@@ -202,7 +209,7 @@ class ChunkState(NamedTuple):
         return torch.add(self.correction_CP, x_CP, alpha=self.proximal_strength, out=self.scratch_CP)
 
     def _correct(self, x_CP: Tensor, direction_CP: Tensor) -> Tensor:
-        """The directions with everything the rules add."""
+        """Add the corrections and local terms of all rules to the directions."""
         added_CP = self._added_to_gradients(x_CP)
         if added_CP is not None:
             direction_CP = direction_CP + added_CP
@@ -211,44 +218,50 @@ class ChunkState(NamedTuple):
         return direction_CP
 
 
-def _proximal_terms(pulls: Sequence[LocalRule]) -> list[tuple[float, IndexedRows]]:
-    """Strengths and models of the local terms, where all of them are proximal and may be added up
-    in any order."""
-    terms = [(pull.local.strength, pull.model) for pull in pulls if isinstance(pull.local, Proximal | ProximalOffset)]
-    return terms if len(terms) == len(pulls) else []
+def _proximal_terms(rules: Sequence[LocalRule]) -> list[tuple[float, IndexedRows]]:
+    """Strengths and models of the local terms if all are proximal, so that they may be added in any
+    order; otherwise none."""
+    terms = [(rule.local.strength, rule.model) for rule in rules if isinstance(rule.local, Proximal | ProximalOffset)]
+    return terms if len(terms) == len(rules) else []
+
+
+def probe_request(training: ClientTraining, clients: int) -> TrainRequest:
+    """Request for one step of the first clients, from the module's own values."""
+    x_P, b_Z = (row.to(training.samples.device) for row in training.flat.flatten_module(training.flat.module))
+    index_N = np.zeros(clients, dtype=np.int64)
+    x, b = IndexedRows(x_P[None], index_N), IndexedRows(b_Z[None], index_N)
+    return TrainRequest(model=x, buffers=b, corrections=(x,), clients=list(range(clients)))
+
+
+# -- memory ----------------------------------------------------------------------------------------
 
 
 MAX_GPU_CHUNK = 512
-"""Clients at once on a GPU: more than fill it gain nothing, and the memory is better left to the
-rows of all clients."""
+"""Largest chunk on a GPU. More clients than occupy it gain nothing, and the rows of all clients
+need the memory."""
 
 MEMORY_FRACTION = 0.4
-"""Of the free memory: a captured step keeps memory of its own beside that of the eager steps before
-it."""
+"""Share of the free memory for a chunk: a captured step keeps its own memory beside that of the
+steps before it."""
 
 CPU_CHUNK_BYTES = 16 << 20
-"""Bytes at once on a CPU: a step goes over its rows several times, which is fast within the
-cache."""
+"""Bytes of a chunk on a CPU: a step reads its rows several times, which is fast in the cache."""
 
 CPU_ACTIVATION_BYTES = 4 << 20
 """Bytes of an activation that stay in a CPU's caches until the next operation."""
 
 ACTIVATIONS_PER_INPUT = 4
-"""Bytes of a batch's activations in terms of its inputs, roughly; it matters only where a model has
-few parameters."""
+"""Rough ratio of a batch's activations to its inputs, which matters for models with few parameters
+only."""
 
 
 def max_chunk_size(
-    device: torch.device,
-    clients: int,
-    row_bytes: int,
-    batch_bytes: int,
-    run_step: Callable[[int], None],
+    device: torch.device, clients: int, row_bytes: int, batch_bytes: int, run_step: Callable[[int], None]
 ) -> int:
-    """Largest chunk of clients that fits into memory.
+    """Number of clients in the largest chunk that fits into memory.
 
-    `run_step` takes a step of so many clients, from which a GPU's need of memory is measured. On a
-    CPU the gradients' largest activations are kept small where they are computed.
+    On a GPU the memory that a client needs is measured by `run_step`, which takes a step with the
+    given number of clients. On a CPU the gradient method itself limits activations.
     """
     if device.type != "cuda":
         return max(1, min(clients, CPU_CHUNK_BYTES // (row_bytes + ACTIVATIONS_PER_INPUT * batch_bytes)))

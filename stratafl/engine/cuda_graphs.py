@@ -1,11 +1,11 @@
-"""One step of a chunk of clients as a CUDA graph: captured once, replayed for every step, chunk and
-round.
+"""CUDA graphs of training steps.
 
-A graph reads and writes fixed memory, so what changes between replays lies in tensors that are
-filled before: the state, the batches of all steps, the learning rate, and the number of the step,
+One step of a chunk of clients is captured once, and replayed for every step, chunk and round. A
+graph reads and writes fixed memory, so what changes between replays lies in tensors that are filled
+before: the state, the sample indices of all steps, the learning rate, and the number of the step,
 which the graph itself increases.
 
-Shape suffixes: C clients, H steps, B places in a batch.
+Shape suffixes: C clients, H steps, B samples of a batch.
 """
 
 from __future__ import annotations
@@ -14,39 +14,25 @@ import gc
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from stratafl.base.rng import PROCESS
+from stratafl.engine.batches import ChunkIndices, StepBatch
 from stratafl.engine.chunk import ChunkState
 
-
-class ChunkIndices(NamedTuple):
-    """Sample indices of all steps of a chunk's clients."""
-
-    client_C: Tensor
-    index_CHB: Tensor
-    mask_CHB: Tensor
-
-
-class StaticInputs(NamedTuple):
-    """Inputs of a graph, in fixed memory."""
-
-    state: ChunkState
-    samples: ChunkIndices
-    step_index_1: Tensor
-    """Which of the samples' steps comes next."""
-    step: Tensor
-    """Number of that step in the run."""
-    lr: Tensor
+TrainStep = Callable[[ChunkState, StepBatch, Tensor], tuple[object, ...]]
+"""(state, batch, learning rate) -> objects that a CUDA graph of the step has to keep; changes the
+state in place."""
 
 
 class CapturePolicy:
     """Decides whether a kind of step occurs often enough to capture it as a CUDA graph.
 
-    A capture takes as long as many steps. Where aggregators wait by time, another number of clients
-    takes part in every synchronisation, and each would be captured for one synchronisation alone.
+    Capturing takes as long as many steps. Where aggregators wait by time, the number of clients
+    changes at every synchronisation, and a graph would be used for one synchronisation alone.
     """
 
     WINDOW, MIN_OCCURRENCES = 4, 2
@@ -55,55 +41,59 @@ class CapturePolicy:
         self._last: deque[object] = deque(maxlen=self.WINDOW)
 
     def should_capture(self, kind: object) -> bool:
-        """Record a kind of step, and say whether it has occurred often of late."""
+        """Record a kind of step, and return whether it has occurred often of late."""
         is_often = self._last.count(kind) >= self.MIN_OCCURRENCES
         self._last.append(kind)
         return is_often
 
 
 class CapturedStep:
-    """A captured step, with the state it works on."""
+    """CUDA graph of a step, with the state that it reads and writes."""
 
-    def __init__(
-        self, state: ChunkState, samples: ChunkIndices, run_step: Callable[[StaticInputs], tuple[object, ...]]
-    ):
-        """`run_step` takes one step on this state and on samples of these shapes, and returns what
-        its graph has to keep. The state must be loaded, and is overwritten."""
+    def __init__(self, state: ChunkState, indices: ChunkIndices, train_step: TrainStep):
+        """Capture a step on this state, which must be loaded and is overwritten."""
         device = state.x_CP.device
         self.state = state
-        self._inputs = StaticInputs(
-            state,
-            ChunkIndices(*(torch.empty_like(indices) for indices in samples)),
-            torch.zeros(1, dtype=torch.long, device=device),
-            torch.zeros((), dtype=torch.long, device=device),
-            torch.zeros((), dtype=state.x_CP.dtype, device=device),
+        self._indices = indices._replace(
+            client_C=torch.empty_like(indices.client_C),
+            index_CHB=torch.empty_like(indices.index_CHB),
+            mask_CHB=torch.empty_like(indices.mask_CHB),
         )
-        self.steps = samples.index_CHB.shape[1]
+        self.steps = indices.index_CHB.shape[1]
+        self._step_index_1 = torch.zeros(1, dtype=torch.long, device=device)
+        """Place of the next step among those of the indices."""
+        self._step = torch.zeros((), dtype=torch.long, device=device)
+        """Number of that step in the run."""
+        self._lr = torch.zeros((), dtype=state.x_CP.dtype, device=device)
+        self._copy_inputs(indices, 0, 0.0)
+        self._replay = _capture(partial(self._run_once, train_step), device)
 
-        def once() -> None:
-            # modulo the number of steps, so that the trial steps do not run past them
-            self._inputs.step_index_1.remainder_(self.steps)
-            self._reads = run_step(self._inputs)
-            self._inputs.step_index_1.add_(1)
-            self._inputs.step.add_(1)
-
-        self._copy_inputs(samples, 0, 0.0)
-        self._replay = _capture(once, device)
-
-    def run(self, samples: ChunkIndices, step: int, lr: float) -> None:
-        """Take all the samples' steps on the loaded state."""
-        self._copy_inputs(samples, step, lr)
-        for _ in range(samples.index_CHB.shape[1]):
+    def run(self, indices: ChunkIndices, step: int, lr: float) -> None:
+        """Train the loaded state on all steps of the indices."""
+        self._copy_inputs(indices, step, lr)
+        for _ in range(indices.index_CHB.shape[1]):
             self._replay()
 
-    def _copy_inputs(self, samples: ChunkIndices, step: int, lr: float) -> None:
-        steps = samples.index_CHB.shape[1]
-        self._inputs.samples.client_C.copy_(samples.client_C)
-        self._inputs.samples.index_CHB[:, :steps].copy_(samples.index_CHB)
-        self._inputs.samples.mask_CHB[:, :steps].copy_(samples.mask_CHB)
-        self._inputs.step_index_1.zero_()
-        self._inputs.step.fill_(step)
-        self._inputs.lr.fill_(lr)
+    def _run_once(self, train_step: TrainStep) -> None:
+        # modulo the number of steps, so that the steps before a capture do not run past them
+        self._step_index_1.remainder_(self.steps)
+        indices = self._indices
+        index_CB, mask_CB = (
+            rows.index_select(1, self._step_index_1)[:, 0] for rows in (indices.index_CHB, indices.mask_CHB)
+        )
+        batch = StepBatch(indices.client_C, index_CB, mask_CB, indices.length_CH[:, 0], self._step)
+        self._reads = train_step(self.state, batch, self._lr)
+        self._step_index_1.add_(1)
+        self._step.add_(1)
+
+    def _copy_inputs(self, indices: ChunkIndices, step: int, lr: float) -> None:
+        steps = indices.index_CHB.shape[1]
+        self._indices.client_C.copy_(indices.client_C)
+        self._indices.index_CHB[:, :steps].copy_(indices.index_CHB)
+        self._indices.mask_CHB[:, :steps].copy_(indices.mask_CHB)
+        self._step_index_1.zero_()
+        self._step.fill_(step)
+        self._lr.fill_(lr)
 
 
 @contextmanager
@@ -112,14 +102,15 @@ def garbage_collection_paused() -> Iterator[None]:
 
     Freeing the memory of an earlier graph would end the capture of another.
     """
-    gc.collect()
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
+    with PROCESS:
+        gc.collect()
+        was_on = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_on:
+                gc.enable()
 
 
 def _capture(once: Callable[[], None], device: torch.device) -> Callable[[], None]:

@@ -5,34 +5,36 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from stratafl.base.errors import InvalidInput, convert_errors
 from stratafl.base.rng import preserve_rng
 from stratafl.base.validation import check_choice
-from stratafl.core.client_training import ClientTraining, Engine, TrainRequest
+from stratafl.core.client_training import ClientTraining, Engine
 from stratafl.core.client_update import StandardChain
-from stratafl.core.rows import DriftKernel, IndexedRows
+from stratafl.core.rows import DriftKernel
 from stratafl.data.batches import batch_lengths, steps_per_epoch
 from stratafl.engine import kernels
-from stratafl.engine.compiler.capture import UnsupportedModule
+from stratafl.engine.chunk import probe_request
+from stratafl.engine.gradients import CompiledGradients
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.module_profile import ModuleProfile, profile_module
 from stratafl.engine.precision import HALF_DTYPES, PRECISIONS, Precision
+from stratafl.engine.selection import GradientMethodName, select_for_training
 from stratafl.engine.stacked import StackedEngine
 
 EngineName = Literal["auto", "loop", "stacked", "vmap"]
 
 MIN_CLIENTS = 8
-"""Clients that train at once: with fewer a run is short, and setting up costs more than it
-saves."""
+"""Clients at once from which on the stacked engine is the default. With fewer a run is short, and
+setting up costs more than it saves."""
 
 MIN_BATCH_FILL = 0.75
-"""Mean length of a batch in terms of the longest batch: shorter ones are padded."""
+"""Mean batch length, relative to the longest, from which on the stacked engine is the default:
+shorter batches are padded."""
 
 MAX_STEPS_COUNTED = 100
-"""Steps of an epoch whose batch lengths are counted, at most."""
+"""Largest number of steps of an epoch whose batch lengths are counted."""
 
 FALLBACK_HINTS = {
     "hooks on": "without them all clients can train at once",
@@ -43,7 +45,7 @@ FALLBACK_HINTS = {
     "training changes": "weights that only training changes let all clients train at once",
     "the second time": "a module that keeps nothing between two calls lets all clients train at once",
 }
-"""What would help where only the loop can train, by a part of the reason."""
+"""Advice where only the loop can train, by a part of the reason."""
 
 
 def default_engine_name(
@@ -52,11 +54,11 @@ def default_engine_name(
     """Name of the engine to try first on a CPU.
 
     full_training: with all clients of the tree, also where this process has a part of them;
-    expected_clients: how many train at once, on average.
+    expected_clients: average number of clients that train at once.
     """
     if expected_clients < MIN_CLIENTS or precision in HALF_DTYPES:
         return "loop"
-    # a user's stage may depend on all rows it is given, and the loop gives it one
+    # a user's stage may depend on all rows in its argument, and in the loop there is one
     if StandardChain.from_stages(full_training.client_update.stages) is None:
         return "loop"
     sizes = full_training.clients.sizes.tolist()
@@ -76,17 +78,23 @@ def mean_distinct_batch_lengths(full_training: ClientTraining) -> float:
 
 
 def drift_kernel(rows: Tensor) -> DriftKernel | None:
-    """Kernel for the drift of such rows, where their device has one."""
+    """Kernel for the drift of rows on this device and of this type, if there is one."""
     return kernels.backend_for(rows.device, rows.dtype).drift
 
 
 def make_engine(
-    name: EngineName, training: ClientTraining, *, chunk_size: int | None = None, precision: Precision = "fp32"
+    name: EngineName,
+    training: ClientTraining,
+    *,
+    chunk_size: int | None = None,
+    precision: Precision = "fp32",
+    cuda_graphs: bool = True,
 ) -> LoopEngine | StackedEngine:
-    """The engine of this name, or the loop where it cannot train the module.
+    """Build the engine of this name, or the loop where it cannot train the module.
 
-    "vmap" is the stacked engine with gradients from `torch.func`, and "auto" the default. All give
-    the same result, up to rounding.
+    "vmap" is the stacked engine with gradients from `torch.func`, and "auto" the default engine.
+    All give the same result, up to rounding. chunk_size and cuda_graphs are those of the stacked
+    engine.
     """
     check_choice("engine", name, get_args(EngineName))
     check_choice("precision", precision, PRECISIONS)
@@ -95,56 +103,48 @@ def make_engine(
     profile = profile_module(training)
     if name == "loop":
         return _make_loop(training, profile, precision)
-    try:
-        return StackedEngine(
-            training,
-            chunk_size=chunk_size,
-            precision=precision,
-            methods=("vmap",) if name == "vmap" else ("stacked", "vmap"),
-            profile=profile,
-        )
-    except UnsupportedModule as unsupported:
-        return _make_loop(training, profile, precision, str(unsupported))
+    methods: tuple[GradientMethodName, ...] = ("vmap",) if name == "vmap" else ("stacked", "vmap")
+    gradients, how = select_for_training(training, precision, methods, profile)
+    if gradients is None:
+        return _make_loop(training, profile, precision, how)
+    return StackedEngine(training, gradients, how=how, profile=profile, chunk_size=chunk_size, cuda_graphs=cuda_graphs)
 
 
 def make_default_engine(
     training: ClientTraining, full_training: ClientTraining, expected_clients: float, precision: Precision = "fp32"
 ) -> LoopEngine | StackedEngine:
-    """The engine where none is named: the stacked one on a GPU.
+    """Build the engine of a run where none is named: the stacked one on a GPU.
 
-    On a CPU `default_engine_name` says which. The stacked one must then compute the whole module by
-    batching rules, and where only clients with batches of the same length can train at once, there
-    must be enough of them.
+    On a CPU it is the one that `default_engine_name` returns, but the stacked engine only if it
+    computes the whole module by batching rules, and if enough clients can train at once where these
+    must have batches of the same length.
 
     full_training: with all clients of the tree, so that every process chooses alike;
-    expected_clients: how many train at once, on average.
+    expected_clients: average number of clients that train at once.
     """
     if training.samples.device.type != "cpu":
         return make_engine("stacked", training, precision=precision)
     profile = profile_module(full_training)
     if default_engine_name(full_training, expected_clients, precision, profile) == "loop":
         return _make_loop(training, profile, precision)
-    try:
-        engine = StackedEngine(full_training, precision=precision, methods=("stacked",), profile=profile)
-    except UnsupportedModule:
+    gradients, how = select_for_training(full_training, precision, ("stacked",), profile)
+    if not isinstance(gradients, CompiledGradients) or how != "stacked":
         return _make_loop(training, profile, precision)
-    min_clients = MIN_CLIENTS * mean_distinct_batch_lengths(full_training) if engine.groups_by_batch_length else 0
-    if engine.how != "stacked" or expected_clients < min_clients:
+    min_clients = 0.0 if gradients.pads else MIN_CLIENTS * mean_distinct_batch_lengths(full_training)
+    if expected_clients < min_clients:
         return _make_loop(training, profile, precision)
-    if full_training is training:
-        return engine
-    return StackedEngine(training, precision=precision, methods=("stacked",), profile=profile)
+    return StackedEngine(training, gradients, how=how, profile=profile)
 
 
 def _make_loop(training: ClientTraining, profile: ModuleProfile, precision: Precision, how: str = "loop") -> LoopEngine:
-    """The loop; where it is to compute in 16 bits, one client's gradient is tried in them."""
+    """Build the loop; a precision of 16 bits is tried on the gradient of one client."""
     engine = LoopEngine(training, how=how, precision=precision, profile=profile)
     if engine.precision not in HALF_DTYPES:
         return engine
 
     def is_finite(engine: LoopEngine) -> bool:
         with preserve_rng(training.samples.device):
-            return bool(engine.gradients(_probe_request(training)).isfinite().all())
+            return bool(engine.gradients(probe_request(training, 1)).isfinite().all())
 
     with convert_errors("precision", precision, "the model or loss cannot be computed in it here"):
         fits = is_finite(engine)
@@ -152,15 +152,6 @@ def _make_loop(training: ClientTraining, profile: ModuleProfile, precision: Prec
         reason = "the model's gradients are beyond what it can hold; precision = 'bf16' holds larger ones"
         raise InvalidInput("precision", precision, reason)
     return engine
-
-
-def _probe_request(training: ClientTraining) -> TrainRequest:
-    """Two steps of the first client, from the module's own values."""
-    x_P, b_B = (row.to(training.samples.device) for row in training.flat.flatten_module(training.flat.module))
-    of_N = np.zeros(1, dtype=np.int64)
-    x, b = IndexedRows(x_P[None], of_N), IndexedRows(b_B[None], of_N)
-    correction = IndexedRows(torch.zeros_like(x_P)[None], of_N)
-    return TrainRequest(model=x, buffers=b, corrections=(correction,), clients=[0], steps=2)
 
 
 def fallback_notes(engine: Engine, name: EngineName | None, precision: Precision) -> list[str]:

@@ -1,11 +1,11 @@
-"""How parameters lie in the rows an engine computes with.
+"""Order of the parameters within the rows that an engine computes with.
 
-Rules, stores and users see a row in the module's own order. Kernels of our own want a convolution's
-filters channels-last, and between two meetings the rows of an engine that does all of a step itself
-have them so, each bank of filters within its own place: to sums, clips and decay one order is like
-the other.
+Rules, stores and users see rows in the module's own order. Triton kernels need the filters of
+convolutions channels-last, so between two synchronisations the rows of a stacked engine have them
+in this order, each filter tensor within its own columns. Sums, clips and decay do not depend on it.
 
-Shape suffixes: M rows, C clients of a chunk, P parameters, Z buffer values.
+Shape suffixes: M rows, C clients of a chunk, P parameters, F of them in a block of filters,
+Z buffer values.
 """
 
 from __future__ import annotations
@@ -23,94 +23,96 @@ from stratafl.core.rows import IndexedRows
 
 
 class FilterBlock(NamedTuple):
-    """A convolution's filters: where they lie in a row, and their shape (O, I, h, w)."""
+    """Filters of a convolution: their columns in a row, and their shape (O, I, h, w)."""
 
-    where: slice
+    columns: slice
     shape: torch.Size
 
-    def plain(self, part: Tensor) -> Tensor:
-        """The filters of many rows, from their part of rows in the module's order."""
-        return part.unflatten(1, self.shape)
+    def channels_first(self, part_MF: Tensor) -> Tensor:
+        """View (M, O, I, h, w) of the filters, from these columns of rows in the module's order."""
+        return part_MF.unflatten(1, self.shape)
 
-    def last(self, part: Tensor) -> Tensor:
-        """The filters of many rows, in the same shape, from rows that have them channels-last."""
+    def channels_last(self, rows_MP: Tensor) -> Tensor:
+        """View (M, O, I, h, w) of the filters in rows that have them channels-last."""
         outputs, inputs, height, width = self.shape
-        return part.unflatten(1, (outputs, height, width, inputs)).permute(0, 1, 4, 2, 3)
+        return rows_MP[:, self.columns].unflatten(1, (outputs, height, width, inputs)).permute(0, 1, 4, 2, 3)
 
 
-def _copy(given: Tensor, out: Tensor) -> None:
-    out.copy_(given)
+def _copy(source: Tensor, out: Tensor) -> None:
+    out.copy_(source)
 
 
 class ParameterLayout:
-    """The module's own order, but for these parameters, which lie channels-last."""
+    """The module's own order of parameters, except for some filters, which are channels-last."""
 
-    def __init__(self, flat: FlatModule, last: Collection[str] = (), copy: Callable[[Tensor, Tensor], None] = _copy):
-        """`copy` brings filters from one order to the other."""
+    def __init__(self, flat: FlatModule, filters: Collection[str] = (), copy: Callable[[Tensor, Tensor], None] = _copy):
+        """`filters`: names of the parameters that are channels-last; `copy`: copies filters from
+        one order to the other."""
         self._flat, self._copy = flat, copy
         views = flat.unflatten(
             torch.empty(1, flat.parameters, device="meta"), torch.empty(1, flat.buffers, device="meta")
         )
-        self._banks: dict[str, FilterBlock] = {}
+        self._filters: dict[str, FilterBlock] = {}
         for name in flat.names:
             view_1OIhw = views[name]
-            # with one channel or one tap both orders are the same
-            if name in last and min(view_1OIhw.shape[2], view_1OIhw.shape[3:].numel()) > 1:
+            # with one input channel or one tap both orders are the same
+            if name in filters and min(view_1OIhw.shape[2], view_1OIhw.shape[3:].numel()) > 1:
                 start = int(view_1OIhw.storage_offset())
-                self._banks[name] = FilterBlock(slice(start, start + view_1OIhw.numel()), view_1OIhw.shape[1:])
-        edges = [0, *(at for bank in self._banks.values() for at in (bank.where.start, bank.where.stop))]
+                self._filters[name] = FilterBlock(slice(start, start + view_1OIhw.numel()), view_1OIhw.shape[1:])
+        edges = [0, *(edge for block in self._filters.values() for edge in (block.columns.start, block.columns.stop))]
         between = list(pairwise([*edges, flat.parameters]))[::2]
         self._others = [slice(start, end) for start, end in between if start < end]
 
     @property
     def plain(self) -> bool:
         """Whether it is the module's own order."""
-        return not self._banks
+        return not self._filters
 
     def named(self, x_CP: Tensor, b_CZ: Tensor) -> dict[str, Tensor]:
-        """Views of such rows under the module's names and in its shapes."""
-        return self._flat.unflatten(x_CP, b_CZ) | {
-            name: bank.last(x_CP[:, bank.where]) for name, bank in self._banks.items()
-        }
+        """Views of rows in this layout, by the module's names and in its shapes."""
+        filters = {name: block.channels_last(x_CP) for name, block in self._filters.items()}
+        return self._flat.unflatten(x_CP, b_CZ) | filters
 
-    def into(self, out_CP: Tensor, given: IndexedRows, leaves: Sequence[int]) -> None:
-        """Copy these leaves' rows, which are given in the module's order."""
-        if not self._orders(given):
-            given.copy_into(out_CP, leaves)
-        elif given.index_N is None:
-            # bank by bank: where leaves do not lie together, theirs are copied on the way
-            for stretch in self._others:
-                out_CP[:, stretch].copy_(given.slice_columns(stretch).take(leaves))
-            for bank in self._banks.values():
-                self._copy(bank.plain(given.slice_columns(bank.where).take(leaves)), bank.last(out_CP[:, bank.where]))
+    def into(self, out_CP: Tensor, rows: IndexedRows, clients: Sequence[int]) -> None:
+        """Copy the clients' rows, which are in the module's order, into rows in this layout."""
+        if not self._reorders(rows.rows_MP):
+            rows.copy_into(out_CP, clients)
+        elif rows.index_N is None:
+            # part by part: rows of clients that are not neighbours are copied on the way
+            for columns in self._others:
+                out_CP[:, columns].copy_(rows.slice_columns(columns).take(clients))
+            for block in self._filters.values():
+                part_CF = rows.slice_columns(block.columns).take(clients)
+                self._copy(block.channels_first(part_CF), block.channels_last(out_CP))
         else:
-            # rows that leaves share are ordered first, then copied for each
-            if len(leaves) < len(given.index_N):
-                used, of_C = np.unique(given.index_N[list(leaves)], return_inverse=True)
-                given, leaves = IndexedRows(IndexedRows(given.rows_MP).take(used.tolist()), of_C), range(len(leaves))
-            ordered_MP = torch.empty_like(given.rows_MP)
-            self.into(ordered_MP, IndexedRows(given.rows_MP), range(len(ordered_MP)))
-            given._replace(rows_MP=ordered_MP).copy_into(out_CP, leaves)
+            # rows that clients share are reordered once, then copied for each client
+            if len(clients) < len(rows.index_N):
+                used, index_C = np.unique(rows.index_N[list(clients)], return_inverse=True)
+                rows = IndexedRows(IndexedRows(rows.rows_MP).take(used.tolist()), index_C)
+                clients = range(len(clients))
+            reordered_MP = torch.empty_like(rows.rows_MP)
+            self.into(reordered_MP, IndexedRows(rows.rows_MP), range(len(reordered_MP)))
+            rows._replace(rows_MP=reordered_MP).copy_into(out_CP, clients)
 
-    def some(self, given: IndexedRows, leaves: Sequence[int]) -> Tensor:
-        """These leaves' rows, which are given in the module's order."""
-        if not self._orders(given):
-            return given.take(leaves)
-        out_CP = given.rows_MP.new_empty(len(leaves), given.rows_MP.shape[1])
-        self.into(out_CP, given, leaves)
+    def take(self, rows: IndexedRows, clients: Sequence[int]) -> Tensor:
+        """The clients' rows, which are in the module's order, in this layout."""
+        if not self._reorders(rows.rows_MP):
+            return rows.take(clients)
+        out_CP = rows.rows_MP.new_empty(len(clients), rows.rows_MP.shape[1])
+        self.into(out_CP, rows, clients)
         return out_CP
 
     def restore(self, x_CP: Tensor, out_CP: Tensor) -> None:
-        """Copy rows back to the module's order."""
-        if x_CP.shape[1] != self._flat.parameters:
-            # a count of steps for each leaf is no row of parameters
+        """Copy rows in this layout into rows in the module's order."""
+        if not self._reorders(x_CP):
             out_CP.copy_(x_CP)
             return
-        for stretch in self._others:
-            out_CP[:, stretch].copy_(x_CP[:, stretch])
-        for bank in self._banks.values():
-            self._copy(bank.last(x_CP[:, bank.where]), bank.plain(out_CP[:, bank.where]))
+        for columns in self._others:
+            out_CP[:, columns].copy_(x_CP[:, columns])
+        for block in self._filters.values():
+            self._copy(block.channels_last(x_CP), block.channels_first(out_CP[:, block.columns]))
 
-    def _orders(self, given: IndexedRows) -> bool:
-        """A learning rate for each leaf is no row of parameters."""
-        return not self.plain and given.rows_MP.shape[1] == self._flat.parameters
+    def _reorders(self, rows_MP: Tensor) -> bool:
+        """Whether these rows differ in this layout: a learning rate or a count of steps per client
+        is no row of parameters."""
+        return not self.plain and rows_MP.shape[1] == self._flat.parameters

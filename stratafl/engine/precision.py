@@ -1,9 +1,9 @@
-"""Precision of the products: types, autocast, tf32 switches, loss scaling."""
+"""Precision of products: types, autocast, loss scaling, and torch's switches for tf32."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Literal, get_args
 
 import torch
@@ -20,56 +20,47 @@ HALF_DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.flo
 
 
 def cast_operand(x: Tensor, precision: Precision) -> Tensor:
-    """Cast an operand to the product's dtype."""
+    """Cast an operand of a product to the type that the precision needs."""
     return x.to(HALF_DTYPES[precision]) if precision in HALF_DTYPES else x
 
 
 FP16_LOSS_SCALE = 4096.0
-"""Factor of the loss in fp16, which keeps small gradients from vanishing."""
+"""Factor of the loss, and so of all gradients in the backward pass, in fp16, which keeps small
+gradients from vanishing."""
 
 
 def effective_precision(
     precision: Precision, device: torch.device, dtype: torch.dtype, supports_half: bool
 ) -> Precision:
-    """The precision in which products are really computed.
+    """Precision in which products are really computed.
 
-    Only an engine that casts their operands has 16 bits, and only a GPU rounds float32 products to
-    tf32.
+    Products have 16 bits only if the engine casts their operands (`supports_half`), and tf32 only
+    if a GPU multiplies float32 values.
     """
     if precision in HALF_DTYPES:
         return precision if supports_half else "fp32"
     return precision if device.type == "cuda" and dtype == torch.float32 else "fp32"
 
 
-def supports_autocast(dtype: torch.dtype) -> bool:
-    """Whether autocast computes a module of this type in 16 bits; it leaves float64 as it is."""
-    return dtype == torch.float32
-
-
-def loss_scale(precision: Precision) -> float:
-    """Factor of the loss, and so of the gradients in the backward pass."""
-    return FP16_LOSS_SCALE if precision == "fp16" else 1.0
-
-
 class MixedPrecision:
-    """Autocast for the forward pass and loss scaling for fp16.
+    """Autocast for the forward pass, and loss scaling for fp16.
 
-    Weights and their gradients keep their type.
+    Weights and their gradients keep their type. Autocast leaves float64 as it is.
     """
 
     def __init__(self, precision: Precision, device: torch.device, dtype: torch.dtype, cache_casts: bool = True):
         """`cache_casts`: whether a weight that is used several times is cast once, which is not
         possible under vmap."""
-        self.precision = effective_precision(precision, device, dtype, supports_autocast(dtype))
-        self.scale = loss_scale(self.precision)
+        self.precision = effective_precision(precision, device, dtype, supports_half=dtype == torch.float32)
+        self.scale = FP16_LOSS_SCALE if self.precision == "fp16" else 1.0
         self._device, self._cache_casts = device, cache_casts
 
-    def autocast(self) -> AbstractContextManager[None]:
-        """Context for the forward pass of module and loss."""
-        return self._autocast() if self.precision in HALF_DTYPES else nullcontext()
-
     @contextmanager
-    def _autocast(self) -> Iterator[None]:
+    def autocast(self) -> Iterator[None]:
+        """Context for the forward pass of module and loss."""
+        if self.precision not in HALF_DTYPES:
+            yield
+            return
         try:
             with torch.autocast(self._device.type, HALF_DTYPES[self.precision], cache_enabled=self._cache_casts):
                 yield
@@ -78,7 +69,7 @@ class MixedPrecision:
             torch.clear_autocast_cache()
 
     def scale_loss(self, loss: Loss) -> Loss:
-        """The loss times the scale; `unscale_` divides its gradients by it."""
+        """Loss times the scale, by which `unscale_` divides the gradients."""
         if self.scale == 1.0:
             return loss
         return lambda outputs, targets: loss(outputs, targets) * self.scale
@@ -90,9 +81,9 @@ class MixedPrecision:
 
 @contextmanager
 def cudnn_disabled() -> Iterator[None]:
-    """Compute without cuDNN, so that layers are several operations.
+    """Compute without cuDNN, so that a recurrent layer consists of several operations.
 
-    `torch.backends.cudnn.flags` also reads a switch of the older kind, and fails while
+    `torch.backends.cudnn.flags` does not do: it reads an older switch for tf32, and fails while
     `float32_matmul_precision` uses the newer ones.
     """
     with PROCESS:
@@ -116,7 +107,7 @@ def float32_matmul_precision(precision: Precision, device: torch.device) -> Iter
     newer = all(hasattr(part, "fp32_precision") for part in (matmul, *layers))
     name = "fp32_precision" if newer else "allow_tf32"
     value = ("ieee" if precision == "fp32" else "tf32") if newer else precision != "fp32"
-    # the older switch of convolutions is that of recurrent layers, too
+    # one older switch is for convolutions and recurrent layers
     parts = [matmul, *(layers if newer else [convolution])]
     with PROCESS:
         before = [getattr(part, name) for part in parts]
@@ -125,5 +116,5 @@ def float32_matmul_precision(precision: Precision, device: torch.device) -> Iter
                 setattr(part, name, value)
             yield
         finally:
-            for part, earlier in zip(parts, before, strict=True):
-                setattr(part, name, earlier)
+            for part, setting in zip(parts, before, strict=True):
+                setattr(part, name, setting)

@@ -1,149 +1,171 @@
-"""Choose how a module's gradients are computed, and try it on known gradients."""
+"""Select the method that computes a module's gradients, by a trial against the loop's gradients.
+
+Shape suffixes: C trial clients, P parameters, Z buffer values, B samples of a batch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base import errors
-from stratafl.base.errors import pass_on_no_room
+from stratafl.base.errors import describe_exception, pass_on_no_room
 from stratafl.base.rng import preserve_rng
+from stratafl.core.client_training import ClientTraining
 from stratafl.core.flat_module import FlatModule, copy_module
-from stratafl.core.losses import Loss, LossOnScores
-from stratafl.data.inputs import Inputs, as_type, map_tensors
-from stratafl.engine import kernels, precision
+from stratafl.core.losses import LossOnScores
+from stratafl.data.inputs import as_type, map_tensors
+from stratafl.engine import kernels
 from stratafl.engine.batches import ClientBatches
 from stratafl.engine.compiler.capture import UnsupportedModule
 from stratafl.engine.compiler.padding import can_pad
-from stratafl.engine.gradients import BatchedGradients, CompiledGradients, VmapGradients, in_module_order
-from stratafl.engine.module_profile import CoarsestDtype, ModuleProfile, sanitise_samples
-from stratafl.engine.precision import float32_matmul_precision
+from stratafl.engine.gradients import BatchedGradients, CompiledGradients, GradientTask, VmapGradients, in_module_order
+from stratafl.engine.module_profile import PROBE_SAMPLES, CoarsestDtype, ModuleProfile, nested, sanitise_samples
+from stratafl.engine.precision import Precision, float32_matmul_precision
 from stratafl.engine.random_streams import ClientStream, client_rng
 
-ORDINARY = ModuleProfile()
-"""Profile of a module without side effects."""
+TRIAL_CLIENTS = 3
+"""Clients of a trial. Two of them always have batches of the same length, since a group of one
+client might not show an error."""
+
+MAX_FLOAT64_PARAMETERS = 50_000_000
+"""Parameters of a module, with the frozen ones, up to which it is copied in float64 for a trial."""
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 3e-3}
+"""Relative error of a gradient that is accepted. In float64 only the order of sums may differ, in
+float32 also on which side of a kink (of ReLU, say) a value lies."""
+
+COARSE_TOLERANCE: dict[Precision, float] = {"tf32": 0.2, "fp16": 0.2, "bf16": 0.5}
+"""Relative error accepted in these precisions: seven times that of small modules with kinks under
+torch's own autocast on a CPU. It finds gradients that are cut off, overflow or are missing."""
+
+MAX_TOLERANCE = 5e-2
+"""Largest relative error accepted where a module computes a part of itself in a coarse type."""
+
+MAX_NAMED_OPS = 3
+"""Operations called for one client after another up to which each is named to the user."""
+
+GradientMethodName = Literal["stacked", "vmap"]
 
 
 class Trial(NamedTuple):
-    """Some clients whose weights, buffers and batches differ, and the gradients and buffers a
-    module gives each of them alone."""
+    """Clients with different weights, buffers and batches, and their gradients by the loop."""
 
     flat: FlatModule
     x_CP: Tensor
     b_CZ: Tensor
     batch: ClientBatches
     expected_CP: Tensor
+    """Gradients."""
     expected_CZ: Tensor
-    """What becomes of the buffers."""
+    """Buffers after the gradients were computed."""
     tolerance: float
-    """How large the difference's norm may be, in terms of the expected one's."""
+    """Accepted norm of the error, relative to the norm of the expected values."""
 
-    def gradients(self, method: BatchedGradients, flat: FlatModule) -> tuple[Tensor, Tensor]:
-        """What a method gives these clients, all in the type of `flat`, and their buffers after."""
+    def results(self, method: BatchedGradients, flat: FlatModule) -> tuple[Tensor, Tensor]:
+        """Gradients by a method, and buffers afterwards, computed in the type of `flat`."""
         if isinstance(method, CompiledGradients):
-            method.poisoned = True
-        # copies: a module or a loss may write into what it is given
+            method.fills_with_nan = True
+        # copies: a module or a loss may write to its arguments
         batch = _cast_batch(self.batch, flat.dtype)
         batch = batch._replace(inputs_CB=batch.inputs_CB.clone(), targets_CB=batch.targets_CB.clone())
-        x_CP, b_CZ = (each.to(flat.dtype, copy=True) for each in (self.x_CP, self.b_CZ))
+        x_CP, b_CZ = (rows.to(flat.dtype, copy=True) for rows in (self.x_CP, self.b_CZ))
         return in_module_order(method, flat)(x_CP, b_CZ, batch).grads_CP, b_CZ
 
     def agrees(self, method: BatchedGradients) -> bool:
-        got_CP, got_CZ = self.gradients(method, self.flat)
-        pairs = (got_CP, self.expected_CP), (got_CZ, self.expected_CZ)
-        return all(self._near(got, expected, self.tolerance) for got, expected in pairs)
+        """Whether a method gives the expected gradients and buffers."""
+        g_CP, b_CZ = self.results(method, self.flat)
+        pairs = (g_CP, self.expected_CP), (b_CZ, self.expected_CZ)
+        return all(_is_near(values, expected, self.tolerance) for values, expected in pairs)
 
     def agrees_coarsely(self, method: BatchedGradients, flat: FlatModule) -> bool:
-        """Whether the gradients are also near in the precision that the method computes in, all in
-        the type of `flat`."""
-        got_CP, _ = self.gradients(method, flat)
-        return self._near(got_CP, self.expected_CP, max(self.tolerance, COARSE[method.compute]))
-
-    @staticmethod
-    def _near(got: Tensor, expected: Tensor, tolerance: float) -> bool:
-        off = torch.where(got == expected, torch.zeros_like(got), got - expected)  # infinities that agree
-        size_C = torch.where(expected.isfinite(), expected, torch.zeros_like(expected)).norm(dim=1)
-        # which what is no number never is
-        return bool((off.norm(dim=1) / size_C.clamp(min=1e-30) <= tolerance).all())
+        """Whether a method that computes in a coarser precision, in rows of the type of `flat`,
+        gives gradients near the expected ones."""
+        g_CP, _ = self.results(method, flat)
+        return _is_near(g_CP, self.expected_CP, max(self.tolerance, COARSE_TOLERANCE[method.precision]))
 
 
-TRIAL_CLIENTS = 3
-"""How many a trial has: two have batches of one length, since the library may keep the values of
-one alone where they are."""
-
-MAX_FLOAT64_PARAMETERS = 50_000_000
-"""Parameters of a module, frozen ones with them, of which no copy in float64 is made for a
-trial."""
-
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 3e-3}
-"""In float64 sums in another order are all that may differ; in float32 also which side of a kink a
-value lies on."""
-
-COARSE: dict[precision.Precision, float] = {"tf32": 0.2, "fp16": 0.2, "bf16": 0.5}
-"""In these precisions: seven times what small modules with kinks were off by in 16 bits on a CPU,
-by torch's own autocast alike. It is for what is cut off, overflows or is not computed at all."""
-
-MAX_TOLERANCE = 5e-2
-"""Whatever a module, or a part of it, computes in."""
+def _is_near(values: Tensor, expected: Tensor, tolerance: float) -> bool:
+    """Whether every client's relative error is within the tolerance; never for NaN."""
+    error = torch.where(values == expected, torch.zeros_like(values), values - expected)  # equal infinities
+    norm_C = torch.where(expected.isfinite(), expected, torch.zeros_like(expected)).norm(dim=1)
+    return bool((error.norm(dim=1) / norm_C.clamp(min=1e-30) <= tolerance).all())
 
 
-def make_trials(
-    flat: FlatModule, loss: Loss, x_CP: Tensor, b_CZ: Tensor, inputs: Inputs, targets: Tensor, draws: bool
-) -> list[Trial]:
-    """What a method to get gradients must pass: in float64 where module and loss allow it, and in
-    the module's own type where that has operations of its own. `draws`: whether it draws."""
-    tolerance = TOLERANCE.get(flat.dtype, MAX_TOLERANCE)
+def make_trials(task: GradientTask, is_random: bool) -> list[Trial]:
+    """Trials that a gradient method must pass: in float64 where module and loss allow it, and in
+    the module's own type where the device has kernels for it.
 
-    def trial(flat: FlatModule, tolerance: float, batch: ClientBatches) -> Trial:
-        x, b = x_CP.to(flat.dtype), b_CZ.to(flat.dtype)
-        own, rounding, batch, kept = [], CoarsestDtype(), _cast_batch(batch, flat.dtype), b.clone()
-        for client, length in enumerate(batch.length_C):
-            mine, labels = batch.inputs_CB[client, :length].clone(), batch.targets_CB[client, :length].clone()
-            rows = x[client].clone(), kept[client]
+    `is_random`: whether the module or loss draws random numbers.
+    """
+    flat = task.flat
+    x_CP, b_CZ = _perturbed_clients(flat, *(row.to(task.inputs.device) for row in flat.flatten_module(flat.module)))
 
-            @contextmanager
-            def watched() -> Iterator[None]:
-                with client_rng(ClientStream(0, client, 0), x.device, flat.module), rounding:
-                    yield
+    def trials(flat: FlatModule, tolerance: float) -> list[Trial]:
+        return _loop_trials(task, flat, x_CP.to(flat.dtype), b_CZ.to(flat.dtype), is_random, tolerance)
 
-            own.append(flat.gradient(*rows, mine, labels, loss, within=watched if draws else lambda: rounding))
-        return Trial(flat, x, b, batch, torch.stack(own), kept, max(tolerance, min(100 * rounding.eps, MAX_TOLERANCE)))
-
-    def own_type_trials() -> list[Trial]:
-        return [trial(flat, tolerance, batch) for batch in _batches(inputs, targets)]
-
+    own_tolerance = TOLERANCE.get(flat.dtype, MAX_TOLERANCE)
     if flat.dtype == torch.float64 or sum(p.numel() for p in flat.module.parameters()) > MAX_FLOAT64_PARAMETERS:
-        return own_type_trials()
+        return trials(flat, own_tolerance)
     try:
-        double = FlatModule(copy_module(flat.module).double())
-        exact = [trial(double, TOLERANCE[torch.float64], batch) for batch in _batches(inputs, targets)]
+        exact = trials(FlatModule(copy_module(flat.module).double()), TOLERANCE[torch.float64])
     except Exception as problem:
         pass_on_no_room(problem)
-        return own_type_trials()  # a type is written into the module or the loss
-    if kernels.backend_for(inputs.device, flat.dtype) is kernels.TORCH_BACKEND:
+        return trials(flat, own_tolerance)  # a type is written into the module or the loss
+    if kernels.backend_for(task.inputs.device, flat.dtype) is kernels.TORCH_BACKEND:
         return exact
-    near = []
-    for own, true in zip(own_type_trials(), exact, strict=True):
-        # how far the library itself is off, where values lie near a kink
+    own_type = []
+    for own, true in zip(trials(flat, own_tolerance), exact, strict=True):
+        # the loop itself has errors where values lie near a kink
         expected_CP = true.expected_CP.to(flat.dtype)
-        off_C = (own.expected_CP - expected_CP).norm(dim=1) / expected_CP.norm(dim=1).clamp(min=1e-30)
-        near.append(own._replace(expected_CP=expected_CP, tolerance=max(tolerance, 10 * float(off_C.max()))))
-    return exact + near
+        error_C = (own.expected_CP - expected_CP).norm(dim=1) / expected_CP.norm(dim=1).clamp(min=1e-30)
+        own_type.append(own._replace(expected_CP=expected_CP, tolerance=max(own_tolerance, 10 * float(error_C.max()))))
+    return exact + own_type
+
+
+def _loop_trials(
+    task: GradientTask, flat: FlatModule, x_CP: Tensor, b_CZ: Tensor, is_random: bool, tolerance: float
+) -> list[Trial]:
+    """Trials on each of the trial batches, with the results of the module for one client alone."""
+    batches = [_cast_batch(batch, flat.dtype) for batch in _trial_batches(task)]
+    results: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+    rounding = CoarsestDtype()
+    for batch in batches:
+        for client, length in enumerate(batch.length_C.tolist()):
+            # most clients have the same batch in all trials: their gradient is computed once
+            if (client, length) in results:
+                continue
+            samples = batch.inputs_CB[client, :length].clone(), batch.targets_CB[client, :length].clone()
+            x_P, b_Z = x_CP[client].clone(), b_CZ[client].clone()
+            stream = ClientStream(0, client, 0)
+            random = client_rng(stream, x_P.device, flat.module) if is_random else nullcontext()
+            within = partial(nested, random, rounding)
+            results[client, length] = flat.gradient(x_P, b_Z, *samples, task.loss, within=within), b_Z
+    tolerance = max(tolerance, min(100 * rounding.eps, MAX_TOLERANCE))
+    trials = []
+    for batch in batches:
+        clients = (results[key] for key in enumerate(batch.length_C.tolist()))
+        expected_CP, expected_CZ = (torch.stack(rows) for rows in zip(*clients, strict=True))
+        trials.append(Trial(flat, x_CP, b_CZ, batch, expected_CP, expected_CZ, tolerance))
+    return trials
 
 
 def _cast_batch(batch: ClientBatches, dtype: torch.dtype) -> ClientBatches:
-    """Real numbers in this type."""
+    """Cast real numbers to this type."""
     return batch._replace(inputs_CB=as_type(batch.inputs_CB, dtype), targets_CB=as_type(batch.targets_CB, dtype))
 
 
-def perturbed_clients(flat: FlatModule, x_P: Tensor, b_Z: Tensor) -> tuple[Tensor, Tensor]:
-    """Several clients' rows, each a little off these: at a module's first values much is zero or
-    alike by chance."""
+def _perturbed_clients(flat: FlatModule, x_P: Tensor, b_Z: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of the trial clients: the module's own values plus noise.
+
+    At a module's initial values many numbers are zero, or equal by chance.
+    """
     random = torch.Generator().manual_seed(0)
 
     def noise(like: Tensor) -> Tensor:
@@ -155,145 +177,139 @@ def perturbed_clients(flat: FlatModule, x_P: Tensor, b_Z: Tensor) -> tuple[Tenso
         moved = [part + 0.1 * (part.square().mean().sqrt() or 1.0) * noise(part) for part in parts]
         # a buffer may be a mask, of which zeros and infinities stay as they are
         rows.append((torch.cat(moved), b_Z * (1 + 0.05 * noise(b_Z))))
-    x_CP, b_CZ = (torch.stack(each) for each in zip(*rows, strict=True))
+    x_CP, b_CZ = (torch.stack(clients) for clients in zip(*rows, strict=True))
     return x_CP, b_CZ
 
 
-def _batches(inputs: Inputs, targets: Tensor) -> list[ClientBatches]:
-    """The samples in another order for each client; then the second client lacks one, and its batch
-    is padded."""
+def _trial_batches(task: GradientTask) -> list[ClientBatches]:
+    """Batches of the same samples in another order for each client, first full ones; then the
+    second client has one sample less, and its batch is padded."""
+    inputs, targets, device = task.inputs, task.targets, task.inputs.device
     count = len(inputs)
 
-    def turned(each: Tensor) -> Tensor:
-        return torch.stack([each.roll(client, 0) for client in range(TRIAL_CLIENTS)])
+    def reordered(samples: Tensor) -> Tensor:
+        return torch.stack([samples.roll(client, 0) for client in range(TRIAL_CLIENTS)])
 
-    inputs_CB, targets_CB = map_tensors(turned, inputs), turned(targets)
-    place_B = torch.arange(count, device=inputs.device)
+    inputs_CB, targets_CB = map_tensors(reordered, inputs), reordered(targets)
+    stream = ClientStream(0, torch.arange(TRIAL_CLIENTS, device=device), 0)
     batches = []
     for second in (count, count - 1) if count > 2 else (count,):
         length_C = np.array([count, second, *[count] * (TRIAL_CLIENTS - 2)])
-        mask_CB = place_B < torch.as_tensor(length_C, device=inputs.device)[:, None]
-        stream = ClientStream(0, torch.arange(TRIAL_CLIENTS, device=inputs.device), 0)
+        mask_CB = torch.arange(count, device=device) < torch.as_tensor(length_C, device=device)[:, None]
         batches.append(ClientBatches(inputs_CB, targets_CB, mask_CB, length_C, stream))
     return batches
 
 
-GradientMethodName = Literal["stacked", "vmap"]
-
-MAX_NAMED_OPS = 3
-"""Operations called for one client after another of which `how` names each."""
-
-
-GradientMethodMaker = Callable[[FlatModule, precision.Precision], BatchedGradients]
-
-
 class Candidate(NamedTuple):
-    """A method that may be tried."""
+    """A gradient method that may be tried."""
 
     name: GradientMethodName
-    make: GradientMethodMaker
-    is_last: bool = True
-    """Whether its reason is the one to tell, where none of this name does."""
+    make: Callable[[GradientTask], BatchedGradients]
+    reports_failure: bool = True
+    """Whether the user is told why it failed; another candidate of the same name does otherwise."""
+
+
+class Selection(NamedTuple):
+    """Method that computes gradients for a stacked engine."""
+
+    gradients: BatchedGradients | None
+    """None where only the loop is right."""
+    how: str
+    """Sentence for the user, such as "stacked" or "loop: what it does depends on values"."""
+
+
+def select_for_training(
+    training: ClientTraining, precision: Precision, methods: Sequence[GradientMethodName], profile: ModuleProfile
+) -> Selection:
+    """Select the gradient method for these clients, on the first samples of the first of them."""
+    samples, labels = training.samples, training.samples.targets_N
+    if training.client_update.epochs is not None and (training.augment is not None or not samples.is_on_device):
+        return Selection(None, "loop: clients that make passes of their own read or augment one by one")
+    with preserve_rng(samples.device):
+        inputs, targets = training.batch(0, 0, training.clients.order[:PROBE_SAMPLES].to(samples.device))
+    # a label below zero is one to ignore, and labels that are read again may change
+    are_classes = not (labels.is_floating_point() or labels.is_complex())
+    class_indices = samples.is_on_device and are_classes and int(labels.min()) >= 0
+    task = GradientTask(training.flat, training.loss, inputs, targets, precision, class_indices)
+    with float32_matmul_precision("fp32", samples.device):
+        return select_gradient_method(task, methods, profile)
 
 
 def select_gradient_method(
-    flat: FlatModule,
-    loss: Loss,
-    inputs: Inputs,
-    targets: Tensor,
-    compute: precision.Precision = "fp32",
-    labels: bool = False,
-    methods: Sequence[GradientMethodName] = ("stacked", "vmap"),
-    known: ModuleProfile = ORDINARY,
-) -> tuple[BatchedGradients | None, str]:
-    """The first of these methods that gives this module's own gradients, tried on a few samples;
-    None if only a loop does.
-
-    `labels` says that every target of the run is a class number, none to be ignored.
-    """
-    with preserve_rng(inputs.device):
-        return _chosen(flat, loss, sanitise_samples(inputs), sanitise_samples(targets), compute, labels, methods, known)
-
-
-def _chosen(
-    flat: FlatModule,
-    loss: Loss,
-    inputs: Inputs,
-    targets: Tensor,
-    compute: precision.Precision,
-    labels: bool,
-    methods: Sequence[GradientMethodName],
-    known: ModuleProfile,
-) -> tuple[BatchedGradients | None, str]:
-    try:
-        x_CP, b_CZ = perturbed_clients(flat, *(row.to(inputs.device) for row in flat.flatten_module(flat.module)))
-        reason = _loop_only_reason(flat, known)
-        tried = [] if reason else make_trials(flat, loss, x_CP, b_CZ, inputs, targets, known.is_random)
-    except Exception as problem:
-        errors.pass_on_no_room(problem)
-        reason = errors.describe_exception(problem)
-    if reason:
-        return None, f"loop: {reason}"
-    reasons: list[str] = []
-    for kind in _candidates(flat, loss, inputs, labels, methods, known, tried):
+    task: GradientTask, methods: Sequence[GradientMethodName], profile: ModuleProfile
+) -> Selection:
+    """Select the first of these methods that gives the module's own gradients on the trial
+    clients."""
+    with preserve_rng(task.inputs.device):
+        task = replace(task, inputs=sanitise_samples(task.inputs), targets=sanitise_samples(task.targets))
         try:
-            if kind.name == "vmap" and _functorch_obstacle(known):
-                raise UnsupportedModule(_functorch_obstacle(known))
-            if kind.name == "stacked" and known.uses_autocast:
-                raise UnsupportedModule("autocast within the module")
-            made = kind.make(flat, compute)
-            on_trial = [kind.make(trial.flat, "fp32") for trial in tried]
-            agrees = all(trial.agrees(method) for trial, method in zip(tried, on_trial, strict=True))
-            if agrees and made.compute != "fp32":
-                with float32_matmul_precision(made.compute, inputs.device):
-                    agrees = tried[-1].agrees_coarsely(kind.make(flat, compute), flat)
-        except UnsupportedModule as problem:
-            told = str(problem)
+            obstacle = _loop_only_reason(task.flat, profile)
+            trials = [] if obstacle else make_trials(task, profile.is_random)
         except Exception as problem:
-            errors.pass_on_no_room(problem)
-            told = f"{kind.name} failed: {errors.describe_exception(problem)}"
-        else:
-            if agrees:
-                return made, _describe(kind.name, reasons, on_trial)
-            told = f"{kind.name} does not give the module's own gradient"
-        if kind.is_last:
-            reasons.append(told)
-    return None, f"loop: {'; '.join(dict.fromkeys(reasons))}"
+            pass_on_no_room(problem)
+            obstacle = describe_exception(problem)
+        if obstacle:
+            return Selection(None, f"loop: {obstacle}")
+        failures: list[str] = []
+        for candidate in _candidates(task, methods, profile, trials):
+            try:
+                method, on_trial = _tried(candidate, task, profile, trials)
+            except UnsupportedModule as problem:
+                failure = str(problem)
+            except Exception as problem:
+                pass_on_no_room(problem)
+                failure = f"{candidate.name} failed: {describe_exception(problem)}"
+            else:
+                return Selection(method, _describe(candidate.name, failures, on_trial))
+            if candidate.reports_failure:
+                failures.append(failure)
+        return Selection(None, f"loop: {'; '.join(dict.fromkeys(failures))}")
+
+
+def _tried(
+    candidate: Candidate, task: GradientTask, profile: ModuleProfile, trials: Sequence[Trial]
+) -> tuple[BatchedGradients, list[BatchedGradients]]:
+    """The candidate's method after all trials, and those used in the trials.
+
+    Raises UnsupportedModule where it does not pass.
+    """
+    obstacle = _functorch_obstacle(profile) if candidate.name == "vmap" else ""
+    if candidate.name == "stacked" and profile.uses_autocast:
+        obstacle = "autocast within the module"
+    if obstacle:
+        raise UnsupportedModule(obstacle)
+    method = candidate.make(task)
+    on_trial = [candidate.make(replace(task, flat=trial.flat, precision="fp32")) for trial in trials]
+    agrees = all(trial.agrees(exact) for trial, exact in zip(trials, on_trial, strict=True))
+    if agrees and method.precision != "fp32":
+        with float32_matmul_precision(method.precision, task.inputs.device):
+            agrees = trials[-1].agrees_coarsely(candidate.make(task), task.flat)
+    if not agrees:
+        raise UnsupportedModule(f"{candidate.name} does not give the module's own gradient")
+    return method, on_trial
 
 
 def _candidates(
-    flat: FlatModule,
-    loss: Loss,
-    inputs: Inputs,
-    labels: bool,
-    methods: Sequence[GradientMethodName],
-    known: ModuleProfile,
-    tried: list[Trial],
+    task: GradientTask, methods: Sequence[GradientMethodName], profile: ModuleProfile, trials: Sequence[Trial]
 ) -> Iterator[Candidate]:
-    """The methods there are, each in the order in which they are tried."""
+    """Candidates for these methods, in the order in which they are tried."""
     for name in methods:
         if name == "vmap":
-            yield Candidate(name, lambda flat, compute: VmapGradients(flat, loss, inputs.device, compute))
+            yield Candidate(name, VmapGradients)
             continue
-
-        def compiled(pads: bool = False, apart: bool = False, use_kernels: bool = True) -> GradientMethodMaker:
-            return lambda flat, compute: CompiledGradients(
-                flat, loss, inputs, compute, labels, pads, apart, use_kernels
-            )
-
-        several = not known.uses_autocast and len(tried) > 1
-        pads = several and can_pad(tried[0].flat, tried[0].batch, not isinstance(loss, LossOnScores))
+        may_pad = len(trials) > 1 and not profile.uses_autocast
+        pads = may_pad and can_pad(trials[0].flat, trials[0].batch, not isinstance(task.loss, LossOnScores))
         if pads:
-            yield Candidate(name, compiled(pads=True), is_last=False)
-        yield Candidate(name, compiled())
-        yield Candidate(name, compiled(pads=pads, use_kernels=False), is_last=False)
-        yield Candidate(name, compiled(apart=True), is_last=False)
+            yield Candidate(name, partial(CompiledGradients, pads=True), reports_failure=False)
+        yield Candidate(name, CompiledGradients)
+        yield Candidate(name, partial(CompiledGradients, pads=pads, use_kernels=False), reports_failure=False)
+        yield Candidate(name, partial(CompiledGradients, apart=True), reports_failure=False)
 
 
-def _describe(name: GradientMethodName, reasons: list[str], on_trial: Sequence[BatchedGradients]) -> str:
-    """How clients train, in words."""
+def _describe(name: GradientMethodName, failures: list[str], on_trial: Sequence[BatchedGradients]) -> str:
+    """Sentence for the user on how clients train."""
     if name == "vmap":
-        return name if not reasons else f"{name}: {'; '.join(reasons)}"
+        return name if not failures else f"{name}: {'; '.join(failures)}"
     mapped = sorted({op for method in on_trial if isinstance(method, CompiledGradients) for op in method.mapped})
     if not mapped:
         return name
@@ -301,25 +317,25 @@ def _describe(name: GradientMethodName, reasons: list[str], on_trial: Sequence[B
     return f"{name}: {named} mapped over the clients"
 
 
-def _functorch_obstacle(known: ModuleProfile) -> str:
-    """What a module does in training that `torch.func` does not follow."""
-    if known.is_random:
+def _functorch_obstacle(profile: ModuleProfile) -> str:
+    """Reason why `torch.func` cannot train this module, or ""."""
+    if profile.is_random:
         return "the module or loss draws random numbers"
-    return "training changes the module's buffers" if known.mutates else ""
+    return "training changes the module's buffers" if profile.mutates else ""
 
 
-def _loop_only_reason(flat: FlatModule, known: ModuleProfile) -> str:
-    """What makes a module's training depend on more than its parameters, buffers, batch and stream,
-    if anything does."""
-    if known.failure:
-        return known.failure
+def _loop_only_reason(flat: FlatModule, profile: ModuleProfile) -> str:
+    """Reason why a client's training depends on more than parameters, buffers, batch and random
+    stream, so that only the loop is right; or ""."""
+    if profile.failure:
+        return profile.failure
     hooks = ("_backward_hooks", "_backward_pre_hooks")
     if any(getattr(part, kind) for part in flat.module.modules() for kind in hooks):
         return "hooks on the gradients"
     if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in flat.module.parameters()):
         return "hooks on the parameters' gradients"
-    if known.foreign_generators:
-        return f"the module or loss draws random numbers by {' and '.join(known.foreign_generators)}"
-    if set(known.mutates) - {"buffers"}:
-        return f"training changes the module's {' and '.join(known.mutates)}"
-    return "" if known.is_repeatable else "the module gives another gradient the second time"
+    if profile.foreign_generators:
+        return f"the module or loss draws random numbers by {' and '.join(profile.foreign_generators)}"
+    if set(profile.mutates) - {"buffers"}:
+        return f"training changes the module's {' and '.join(profile.mutates)}"
+    return "" if profile.is_repeatable else "the module gives another gradient the second time"

@@ -14,50 +14,71 @@ from stratafl.base.errors import InvalidInput, convert_errors, describe_exceptio
 from stratafl.base.rng import preserve_rng
 from stratafl.core.client_training import Augment
 from stratafl.core.flat_module import FlatModule
-from stratafl.core.losses import WANTED, Loss, describe_outputs, find_scores, ignore_index, output_bytes, takes_classes
-from stratafl.data.dataset import Classes
+from stratafl.core.losses import (
+    WANTED,
+    Loss,
+    describe_outputs,
+    find_scores,
+    ignore_index,
+    output_bytes,
+    takes_classes,
+    target_of_no,
+)
+from stratafl.data.dataset import BinaryTargets, Classes
 from stratafl.data.inputs import Inputs, Pair, map_tensors, shape_of, tensors_of
 from stratafl.metrics.evaluation import CHUNK, WHOLE, evaluate
 from stratafl.metrics.metrics import Metric, has_classes, is_classification, metric_directions
-from stratafl.metrics.objective import Objective, stops_at
+from stratafl.metrics.objective import Objective, parse_stop_goals
 
 EMBEDDING_ARGUMENTS = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
 
 
-class EmbeddingRangeCheck(TorchFunctionMode):
-    """Mode that records out-of-range indices of embedding lookups, and looks up entry 0 for
-    them."""
+class IndexRangeCheck(TorchFunctionMode):
+    """Mode that records out-of-range indices of embedding lookups and of one-hot vectors, and takes
+    index 0 for them.
+
+    On a GPU, and under `torch.func.vmap`, PyTorch does not check all of these.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.out_of_range: list[Tensor] = []
-        """Of each lookup: whether an index was out of range."""
+        """Whether an index was out of range, for each call."""
         self.table_sizes: list[int] = []
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        if func is not F.embedding:
-            return func(*args, **(kwargs or {}))
-        arguments = dict(zip(EMBEDDING_ARGUMENTS, args, strict=False)) | (kwargs or {})
-        codes, size = arguments["input"], len(arguments["weight"])
-        outside = (codes < 0) | (codes >= size)
+        kwargs = kwargs or {}
+        if func is F.embedding:
+            arguments = dict(zip(EMBEDDING_ARGUMENTS, args, strict=False)) | kwargs
+            valid = self._valid(arguments["input"], len(arguments["weight"]))
+            return func(**arguments | {"input": valid})
+        if func is F.one_hot:
+            arguments = dict(zip(("input", "num_classes"), args, strict=False)) | kwargs
+            indices, size = arguments["input"], arguments.get("num_classes", -1)
+            return func(indices if size < 0 else self._valid(indices, size), size)
+        return func(*args, **kwargs)
+
+    def _valid(self, indices: Tensor, size: int) -> Tensor:
+        """These indices, with 0 for those that are out of range."""
+        outside = (indices < 0) | (indices >= size)
         self.out_of_range.append(outside.any())
         self.table_sizes.append(size)
-        return func(**arguments | {"input": torch.where(outside, 0, codes)})
+        return torch.where(outside, 0, indices)
 
     @staticmethod
     def raise_if_out_of_range(out_of_range: Sequence[Tensor]) -> None:
-        """Raise the error that torch raises for one client's lookup."""
+        """Raise the error that torch raises for a single client."""
         if out_of_range and bool(torch.stack([lookup.any() for lookup in out_of_range]).any()):
-            raise IndexError("index out of range: a code lies beyond an embedding's vocabulary")
+            raise IndexError("index out of range: a code lies beyond an embedding's vocabulary or the one-hot classes")
 
     @staticmethod
     def mark(g_CP: Tensor, out_of_range: Sequence[Tensor]) -> Tensor:
-        """Fill the gradients of clients with such an index with NaN, so that their updates are
-        rejected.
+        """Fill the gradients of clients with an out-of-range index with NaN, so that their updates
+        are rejected.
 
-        This does not wait for the device, which a captured step must not do.
+        An error would wait for the device, which a captured step must not do.
         """
         if not out_of_range:
             return g_CP
@@ -82,7 +103,7 @@ class ModelUnderTest(NamedTuple):
             return self.flat.call(self.x_P, self.b_B.clone(), inputs.clone())
 
     def gradient(self, inputs: Inputs, targets: Tensor) -> None:
-        """Compute a step's gradient on copies of these samples."""
+        """Compute a gradient on copies of these samples, only to see whether it fails."""
         self.flat.train()
         module = self.flat.source_module()
         before = [] if module is None else [(parameter, parameter.grad) for parameter in module.parameters()]
@@ -101,16 +122,17 @@ class ModelUnderTest(NamedTuple):
 
 def check_forward(
     field: str, subject: ModelUnderTest, inputs: Inputs, targets: Tensor, classification: bool = False
-) -> Classes | None:
+) -> Classes | BinaryTargets | None:
     """Try the model on two samples, so that a mismatch is a one-line error before round 1.
 
-    All labels are compared with the classes that the model scores, which are returned where the
-    loss takes classes. classification: refuse outputs and targets that are none, since no loss was
-    named.
+    Returns which labels the loss accepts, where that is known: the classes that the model scores,
+    or the two answers of a binary loss. All labels must be among them. classification: whether
+    outputs that are no scores of classes, and targets that are no labels, are errors, since no loss
+    was named.
     """
     subject.flat.eval()
     loss = subject.loss
-    lookups = EmbeddingRangeCheck()
+    lookups = IndexRangeCheck()
     try:
         with torch.no_grad(), lookups:
             outputs = subject.outputs(inputs[:2])
@@ -124,15 +146,19 @@ def check_forward(
     if any(bool(lookup) for lookup in lookups.out_of_range):
         codes = [samples for samples in tensors_of(inputs).values() if not samples.is_floating_point()]
         low, high = min(int(code.min()) for code in codes), max(int(code.max()) for code in codes)
-        reason = f"the model looks up a code beyond its embedding of {min(lookups.table_sizes)} entries"
+        reason = (
+            f"the model looks up a code beyond its embedding of {min(lookups.table_sizes)} entries, or one-hot classes"
+        )
         raise InvalidInput(f"{field} inputs", f"values from {low} to {high}", reason)
     scores = find_scores(outputs)
+    if scores is not None and (classification or takes_classes(loss)):
+        _check_label_type(field, scores, targets)
     if classification:
-        _classifies(field, outputs, scores, targets)
-    classes = None
+        _check_classification(field, outputs, scores, targets)
+    accepted: Classes | BinaryTargets | None = None
     if takes_classes(loss) and scores is not None and is_classification(scores, targets[:2]):
-        classes = Classes(scores.shape[1], ignore_index(loss))
-        classes.check(field, targets)
+        accepted = Classes(scores.shape[1], ignore_index(loss))
+        accepted.check(field, targets)
     try:
         value = loss(outputs, targets[:2].clone())
         scalar = isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point()
@@ -140,17 +166,27 @@ def check_forward(
         raise invalid_input("loss", getattr(loss, "__name__", loss), describe_exception(problem), problem) from problem
     if not scalar:
         raise InvalidInput("loss", getattr(loss, "__name__", loss), "must give one number")
-    return classes
+    no = target_of_no(loss)
+    if no is not None:
+        accepted = BinaryTargets(no)
+        accepted.check(field, targets)
+    return accepted
 
 
-def _classifies(field: str, outputs: Any, scores: Tensor | None, targets: Tensor) -> None:
-    """Refuse outputs without scores of classes, and targets that are no class indices."""
-    if scores is None:
-        raise InvalidInput("model output", describe_outputs(outputs), f"{WANTED}; or give a loss of your own")
+def _check_label_type(field: str, scores: Tensor, targets: Tensor) -> None:
+    """Raise an error for class labels that are floating; a probability of every class is no
+    label."""
     if targets.is_floating_point() and targets.ndim < scores.ndim:
         kind = str(targets.dtype).removeprefix("torch.")
         reason = 'classes are whole numbers, such as y.long(); for other targets give a loss, such as "mse"'
         raise InvalidInput(f"{field} labels", kind, reason)
+
+
+def _check_classification(field: str, outputs: Any, scores: Tensor | None, targets: Tensor) -> None:
+    """Raise an error for outputs without scores of classes, and targets that are no class
+    indices."""
+    if scores is None:
+        raise InvalidInput("model output", describe_outputs(outputs), f"{WANTED}; or give a loss of your own")
     if not is_classification(scores, targets[:2]):
         raise InvalidInput(
             "model output",
@@ -174,13 +210,11 @@ def check_backward(
 ) -> None:
     """Compute a gradient on a few samples of one client, with and without `augment`.
 
-    It may fail where an evaluation does not, and there may be none.
+    It may fail where an evaluation does not, or not exist.
     """
-    if len(inputs) == 1:  # whether one is enough is another question
-        inputs, targets = (
-            map_tensors(lambda samples: torch.cat([samples, samples]), inputs),
-            torch.cat([targets, targets]),
-        )
+    if len(inputs) == 1:  # `check_single_sample_batches` finds out whether one sample is enough
+        inputs = map_tensors(lambda samples: torch.cat([samples, samples]), inputs)
+        targets = torch.cat([targets, targets])
     subject.flat.train()
     kind, loss = subject.kind, subject.loss
     with convert_errors("model", kind, "cannot be trained"), torch.enable_grad():
@@ -198,23 +232,23 @@ def check_backward(
     if augment is not None:
         changed = check_augmentation(augment, inputs, seed)
         name = getattr(augment, "__name__", augment)
-        kinds = [f"{key} {tuple(each.shape)} of {each.dtype}".strip() for key, each in tensors_of(changed).items()]
-        with convert_errors("augment", name, f"the model fails with its {', '.join(kinds)}"):
+        tensors = [f"{key} {tuple(x.shape)} of {x.dtype}".strip() for key, x in tensors_of(changed).items()]
+        with convert_errors("augment", name, f"the model fails with its {', '.join(tensors)}"):
             subject.gradient(changed, targets)
 
 
 def build_objective(
     subject: ModelUnderTest, metrics: tuple[Metric, ...], test: Pair | None, stop_at: Any, stop_when: Any
 ) -> Objective:
-    """Objective of a run, with its metrics tried on some of the test data.
+    """Objective of a run.
 
-    What fails there would fail after the first round.
+    Its metrics are tried on some of the test data, since they would fail after the first round.
     """
     names = [metric.name for metric in metrics]
     if test is None:
         if names:
             raise InvalidInput("metrics", names, "there is no test data to measure them on")
-        return Objective(subject.loss, goals=stops_at(stop_at, stop_when, {}))
+        return Objective(subject.loss, goals=parse_stop_goals(stop_at, stop_when, {}))
     inputs, targets = test
     subject.flat.eval()
     with torch.no_grad():
@@ -223,20 +257,20 @@ def build_objective(
     if needing_all and output_bytes(outputs if scores is None else scores) * len(inputs) > WHOLE * min(2, len(inputs)):
         reason = "needs all outputs at once, and these are more than 1 GiB: give an object with update and compute"
         raise InvalidInput(f"metrics.{needing_all[0]}", needing_all[0], reason)
-    adding = [metric.name for metric in metrics if metric.is_additive]
-    if scores is None and adding:
-        raise InvalidInput(
-            f"metrics.{adding[0]}", describe_outputs(outputs), f"needs scores: a model's output {WANTED}"
-        )
+    additive = [metric.name for metric in metrics if metric.is_additive]
+    if scores is None and additive:
+        reason = f"needs scores: a model's output {WANTED}"
+        raise InvalidInput(f"metrics.{additive[0]}", describe_outputs(outputs), reason)
     if metrics:
         with convert_errors("metrics", names):
             evaluate(subject.outputs, subject.loss, inputs[:CHUNK], targets[:CHUNK], metrics=metrics)
     better = metric_directions(metrics, accuracy=scores is not None and has_classes(scores, targets[:2]))
-    return Objective(subject.loss, metrics, better, stops_at(stop_at, stop_when, better))
+    return Objective(subject.loss, metrics, better, parse_stop_goals(stop_at, stop_when, better))
 
 
 def check_augmentation(augment: Augment, inputs: Inputs, seed: int) -> Inputs:
-    """Inputs of the first client's first batch after `augment`, which must be as many as before."""
+    """Augmented inputs of the first client's first batch; `augment` must not change their number or
+    device."""
     name = getattr(augment, "__name__", augment)
     if not callable(augment):
         raise InvalidInput("augment", name, "must be a function (inputs, seed, client, step) -> inputs")
@@ -254,29 +288,31 @@ def check_augmentation(augment: Augment, inputs: Inputs, seed: int) -> Inputs:
 def check_single_sample_batches(
     subject: ModelUnderTest, inputs: Inputs, targets: Tensor, batch: int | None, sampling: str, sizes: Mapping[str, int]
 ) -> None:
-    """Refuse batches of a single sample where the model cannot train on one.
+    """Raise an error for clients with a batch of one sample, if the model cannot train on one.
 
-    Batch norm, for example, needs two.
+    Batch norm, for example, needs two. sizes: number of samples of each client, by name.
     """
 
-    def alone(batch: int | None) -> list[str]:
+    def with_single_samples(batch: int | None) -> list[str]:
+        """Clients that have a batch of one sample at this batch size."""
+
         def smallest(size: int) -> int:
-            most = size if batch is None else min(size, batch)
-            return (size % most or most) if sampling == "epochs" else most
+            longest = size if batch is None else min(size, batch)
+            return (size % longest or longest) if sampling == "epochs" else longest
 
         return [name for name, size in sizes.items() if smallest(size) == 1]
 
-    named = alone(batch)
-    if not named:
+    clients = with_single_samples(batch)
+    if not clients:
         return
     try:
         subject.gradient(inputs[:1], targets[:1])
     except Exception as problem:
         pass_on_no_room(problem)
         near = sorted(range(2, 2 * (batch or 1) + 16), key=lambda other: (abs(other - (batch or 1)), other))
-        better = next((other for other in near if not alone(other)), None)
+        better = next((other for other in near if not with_single_samples(other)), None)
         advice = "give each client at least two samples" if better is None else f"{better} would not"
-        few = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
+        few = ", ".join(clients[:3]) + (f" and {len(clients) - 3} more" if len(clients) > 3 else "")
         problem_line = describe_exception(problem)
         reason = f"leaves {few} a batch of one sample, on which the model cannot train ({advice}): {problem_line}"
         raise InvalidInput("batch", batch, reason) from problem

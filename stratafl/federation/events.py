@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from stratafl.federation.sync import AggregationResult, AggregatorState, ReceivedUpdates
+from stratafl.federation.sync import AggregationResult
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RoundBegan:
-    """A round of one edge level began."""
+    """A round of an edge level began."""
 
     level: int
     active_N: np.ndarray
@@ -39,6 +39,18 @@ class GradientsExchanged:
     active: Sequence[np.ndarray]
     """By level, the nodes that take part."""
     model_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TrainingBegan:
+    """The clients begin to train, with all models and corrections in place."""
+
+    top_level: int
+    """Topmost edge level of the synchronisation that follows."""
+    corrections: Sequence[Tensor | None]
+    """By level, the corrections of its nodes."""
+    model_MP: Tensor
+    """The models of the clients' parents."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -74,43 +86,12 @@ class SyncModels:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LevelSynchronized:
-    """One edge level was synchronised."""
+    """An edge level was synchronised."""
 
     level: int
     counts: SyncCounts
     models: SyncModels | None
     """None where only messages are counted."""
-
-    @staticmethod
-    def from_result(
-        level: int,
-        model_NP: Tensor,
-        correction_NP: Tensor | None,
-        *,
-        received: ReceivedUpdates,
-        before: AggregatorState,
-        result: AggregationResult,
-        takes_mean: bool,
-        upload_bytes: int,
-        broadcast_bytes: int,
-        is_answered: bool,
-    ) -> LevelSynchronized:
-        """The event of an aggregation; before: the parents' state until then."""
-        counts = SyncCounts(
-            reported_N=received.reported_N,
-            accepted_N=result.accepted_N,
-            upload_bytes=upload_bytes,
-            broadcast_bytes=broadcast_bytes,
-            is_answered=is_answered,
-        )
-        models = SyncModels(
-            model_NP=model_NP,
-            start_MP=before.model_MP,
-            correction_NP=correction_NP,
-            result=result,
-            takes_mean=takes_mean,
-        )
-        return LevelSynchronized(level=level, counts=counts, models=models)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -128,6 +109,8 @@ class Observer:
     def on_round_begin(self, event: RoundBegan) -> None: ...
 
     def on_gradient_restart(self, event: GradientsExchanged) -> None: ...
+
+    def on_training_begin(self, event: TrainingBegan) -> None: ...
 
     def on_sync(self, event: LevelSynchronized) -> None: ...
 

@@ -30,7 +30,11 @@ from stratafl.federation.events import (
     ModelFromAbove,
     Observer,
     RoundBegan,
+    SyncCounts,
+    SyncModels,
+    TrainingBegan,
 )
+from stratafl.federation.local_parameters import ClientTrainer
 from stratafl.federation.state import LevelState, receives_broadcast
 from stratafl.federation.sync import (
     AggregationResult,
@@ -59,7 +63,7 @@ class Federation:
         observers: Iterable[Observer] = (),
         drift_kernel: DriftKernel | None = None,
     ):
-        """Every node starts with the same model and buffers.
+        """Initialise all nodes with the same model and buffers.
 
         edges: one entry per edge level, root first.
         client_update: the clients' chain, which says whether optimizer states outlive a
@@ -70,11 +74,10 @@ class Federation:
         self.tree, self.observers = tree, list(observers)
         self.edges = {edge.level: edge for edge in edges}
         """Settings by edge level, from 1, the root's, to the clients'."""
-        self.has_path = client_update is not None and needs_sgd_path(client_update, self.rules)
+        update, self._local_rows = client_update, local_rows or {}
+        self.has_path = update is not None and needs_sgd_path(update, self.rules)
+        self._optimizer = update.optimiser if update is not None and update.keeps_optimizer_state else None
         self._buffer_width = len(buffers_B)
-        keeps_state = client_update is not None and client_update.keeps_optimizer_state
-        self._optimizer = client_update.optimiser if client_update is not None and keeps_state else None
-        self._local_rows = local_rows or {}
         if self.has_path:
             buffers_B = append_sgd_path(buffers_B, torch.zeros_like(model_P))
         self._cache = DeviceCache(model_P.device)
@@ -134,20 +137,19 @@ class Federation:
     # -- the state as plain data -------------------------------------------------------------------
 
     def saved(self) -> StateDict:
-        """Everything that changes in the course of a run, as plain data."""
+        """Plain data of everything that changes in the course of a run."""
         weighted = zip(self.levels, self.tree.weights, strict=True)
         levels = [level.as_dict(weights_N) for level, weights_N in weighted]
         return {"last_sync_level": self.last_sync_level, "levels": levels}
 
     def fitted(self, state: StateDict) -> StateDict:
-        """Copy a state that `saved` made of a federation of the same form; raise for any other."""
+        """Copy a state that `saved` made of a federation with the same tree, rules and model; raise
+        for any other."""
         return load_like(self.saved(), state, "federation")
 
     def restore(self, fitted: StateDict) -> None:
-        """Go on from a state that `fitted` returned.
-
-        Rule states made under other weights of the tree are adapted to the present ones.
-        """
+        """Restore a state that `fitted` returned. Rule states made under other weights of the tree
+        are adapted to the present weights."""
         levels, weights = zip(*map(LevelState.of, fitted["levels"]), strict=True)
         self.last_sync_level, self.levels = fitted["last_sync_level"], list(levels)
         may_be_nonfinite = not all(bool(level.broadcast[BUFFERS].isfinite().all()) for level in self.levels[:-1])
@@ -167,6 +169,31 @@ class Federation:
         self._change(level, state=state)
         self._change(level - 1, memory=memory)
         self._update_correction(level)
+
+    # -- a round -----------------------------------------------------------------------------------
+
+    def train_and_synchronize(
+        self, trainer: ClientTrainer, *, round: int, first_step: int, steps: int, top_level: int
+    ) -> SyncResult:
+        """Train the clients until their next synchronisation, and synchronise the edge levels up to
+        `top_level`.
+
+        round: number of the global round, which decides the learning rate.
+        first_step: number of local steps before.
+        """
+        self.begin_round()
+        if self.needs_gradients:
+            self.restart_from_gradients(trainer.gradients(self.train_request(first_step, 1, round)))
+        began = TrainingBegan(
+            top_level=top_level,
+            corrections=[level.correction for level in self.levels],
+            model_MP=self.levels[-2].broadcast[MODEL],
+        )
+        for observer in self.observers:
+            observer.on_training_begin(began)
+        result = trainer.train(self.train_request(first_step, steps, round))
+        self.apply_training(result, trainer.engine.leaf.lr_sum(round, steps))
+        return self.synchronize(top_level)
 
     # -- the start of a round ----------------------------------------------------------------------
 
@@ -203,8 +230,8 @@ class Federation:
                 observer.on_round_begin(began)
 
     def _join(self, level: int, joining_N: np.ndarray) -> None:
-        """Initialise the states of nodes that take part for the first time from the model they get
-        now. Until then they had states for the model that the run began with."""
+        """Initialise the states of nodes that take part for the first time, from their parents'
+        present model. Until then they had states for the model that the run began with."""
         joining_A = to_device(np.flatnonzero(joining_N), self.levels[level].model.device)
         edge, children, above = self.edges[level], self.levels[level], self.levels[level - 1].broadcast
         parent_A = to_device(self.tree.parents[level][joining_N], joining_A.device)
@@ -275,7 +302,7 @@ class Federation:
             observer.on_gradient_restart(exchanged)
 
     def train_request(self, first_step: int, steps: int, round: int) -> TrainRequest:
-        """The training that the clients do until the next synchronisation."""
+        """Request the training of the clients until their next synchronisation."""
         corrections, local_rules = [], []
         for level in self._levels_from(1):
             correction_NP = self.levels[level].correction
@@ -299,7 +326,7 @@ class Federation:
             buffers=self._broadcast_buffers(),
             corrections=tuple(corrections),
             local_rules=tuple(local_rules),
-            clients=np.flatnonzero(self.levels[-1].active_N).tolist(),
+            clients=self._participants(),
             first_step=first_step,
             steps=steps,
             round=round,
@@ -324,7 +351,7 @@ class Federation:
         if self.has_path:
             start_MB = self.levels[-2].broadcast[BUFFERS][:, self._buffer_width :]
             start = self._rows_of_clients(self.tree.depth - 1, start_MB)
-            path_AP = start.take(np.flatnonzero(clients.active_N).tolist()) + result.path_AP
+            path_AP = start.take(self._participants()) + result.path_AP
             buffers_AB = append_sgd_path(buffers_AB, path_AP)
         previous = clients.staged_client_rows or clients.client_rows
         self.levels[-1] = replace(
@@ -343,7 +370,7 @@ class Federation:
         rejected: list[Rejection] = []
         for level in reversed(self._levels_from(top_level)):
             result = self._synchronize_level(level, is_overwritten=level > top_level)
-            rejected += sync.rejections(self.tree, level, result)
+            rejected += result.rejections(self.tree, level)
         for level in self._levels_from(top_level):
             children, parents = self.levels[level], self.levels[level - 1]
             kept_N = children.is_pending_N
@@ -358,7 +385,12 @@ class Federation:
         for observer in self.observers:
             observer.on_model_from_above(from_above)
         self.last_sync_level = top_level
-        return SyncResult(rejected=rejected, renewed=bool(result.updated_M.any()))
+        return SyncResult(
+            top_level=top_level,
+            participants=self._participants(),
+            rejected=rejected,
+            renewed=bool(result.updated_M.any()),
+        )
 
     def _synchronize_level(self, level: int, is_overwritten: bool) -> AggregationResult:
         """Let the children of one level report, their parents aggregate, and the children take the
@@ -367,119 +399,64 @@ class Federation:
         is_overwritten: whether a model is about to come from above the parents, and replaces their
             answer.
         """
-        edge, nodes, children, parents = (
-            self.edges[level],
-            self._nodes[level],
-            self.levels[level],
-            self.levels[level - 1],
-        )
-        start = nodes.to_children(parents.broadcast[MODEL])
+        edge, children, parents = self.edges[level], self.levels[level], self.levels[level - 1]
         reporting_N = children.active_N
         if edge.late is not None:
             due_N = edge.late.reporting(children.rounds_begun - 1)
             reporting_N = self.tree.restrict(level, due_N) & children.is_pending_N
-        known = self._edge_view(level, start)
+        upload, received = self._reports(level, reporting_N)
+        before = AggregatorState(
+            model_MP=parents.broadcast[MODEL], buffers_MB=parents.broadcast[BUFFERS], memory=parents.memory
+        )
+        result = sync.aggregate(edge, self._nodes[level], before, received)
+        is_answered = sync.answers_reports(edge.rule, is_overwritten)
+        self.levels[level - 1] = self._after_aggregation(
+            level - 1, result, broadcasts=is_answered or not is_overwritten
+        )
+        self._after_upload(level, upload, parents.broadcast, result, reporting_N, is_answered)
+        counts = SyncCounts(
+            reported_N=received.reported_N,
+            accepted_N=result.accepted_N,
+            upload_bytes=row_bytes(upload.payload),
+            broadcast_bytes=self.levels[level - 1].broadcast_bytes,
+            is_answered=is_answered,
+        )
+        models = SyncModels(
+            model_NP=children.model if edge.late is None else received.message[MODEL],
+            start_MP=before.model_MP,
+            correction_NP=children.correction,
+            result=result,
+            takes_mean=edge.rule.reduce is None,
+        )
+        for observer in self.observers:
+            observer.on_sync(LevelSynchronized(level=level, counts=counts, models=models))
+        return result
+
+    def _reports(self, level: int, reporting_N: np.ndarray) -> tuple[Upload, ReceivedUpdates]:
+        """Reports of the children, and what the parents receive from those in the mask."""
+        edge, nodes = self.edges[level], self._nodes[level]
+        children, broadcast = self.levels[level], self.levels[level - 1].broadcast
+        start = nodes.to_children(broadcast[MODEL])
+        view = Edge(
+            start if children.pending is None else IndexedRows(children.pending.start_NP),
+            children.correction,
+            nodes.column("lr sum", children.lr_sum_N, children.model),
+            path=self._sgd_path(level, children.buffers, broadcast),
+        )
         upload = sync.upload(
             edge,
             state=children.state,
             channel=children.up_channel,
             model_NP=children.model,
             buffers_NB=children.buffers,
-            known=known,
+            view=view,
             key=self._channel_key(level, children.rounds_begun, sender_level=level),
         )
-        received = ReceivedUpdates(
-            message=sync.decode_upload(edge, upload.payload, known),
-            reported_N=reporting_N & children.has_update_N,
-            lr_sum_N=children.lr_sum_N,
-        )
+        reported_N = reporting_N & children.has_update_N
+        received = ReceivedUpdates(message=upload.message, reported_N=reported_N, lr_sum_N=children.lr_sum_N)
         if edge.late is not None:
             received = sync.rebase_late_updates(edge, children, received, start.dense(), self._syncs_of_parents(level))
-        before = AggregatorState(
-            model_MP=parents.broadcast[MODEL], buffers_MB=parents.broadcast[BUFFERS], memory=parents.memory
-        )
-        result = sync.aggregate(edge, nodes, before, received)
-
-        is_answered = sync.answers_reports(edge.rule, is_overwritten)
-        self.levels[level - 1] = self._after_aggregation(
-            level - 1, result, broadcasts=is_answered or not is_overwritten
-        )
-        synchronized = LevelSynchronized.from_result(
-            level,
-            children.model if edge.late is None else received.message[MODEL],
-            children.correction,
-            received=received,
-            before=before,
-            result=result,
-            takes_mean=edge.rule.reduce is None,
-            upload_bytes=row_bytes(upload.payload),
-            broadcast_bytes=self.levels[level - 1].broadcast_bytes,
-            is_answered=is_answered,
-        )
-        for observer in self.observers:
-            observer.on_sync(synchronized)
-        self._after_upload(level, upload, parents.broadcast, result, reporting_N, is_answered)
-        return result
-
-    def _edge_view(self, level: int, start: IndexedRows) -> Edge:
-        """Values that children and parents of an edge level know when the children report."""
-        children, parents = self.levels[level], self.levels[level - 1]
-        return Edge(
-            start if children.pending is None else IndexedRows(children.pending.start_NP),
-            children.correction,
-            self._nodes[level].column("lr sum", children.lr_sum_N, children.model),
-            path=self._sgd_path(level, children.buffers, parents.broadcast),
-        )
-
-    def _after_upload(
-        self,
-        level: int,
-        upload: Upload,
-        broadcast: Rows,
-        result: AggregationResult,
-        reporting_N: np.ndarray,
-        is_answered: bool,
-    ) -> None:
-        """Update the children's states after their reports; broadcast: the parents' last one
-        before."""
-        edge, children, accepted_N = self.edges[level], self.levels[level], result.accepted_N
-        pending = children.pending
-        state = where_tables(accepted_N, upload.state, children.state)
-        if is_answered:
-            known, model_NP = self._answer_view(level, upload, broadcast, result)
-            answered = sync.apply_answer(edge.rule, state, model_NP, known)
-            state = where_tables(accepted_N, answered, state)
-        client_rows = where_tables(accepted_N, children.staged_client_rows, children.client_rows)
-        self._change(
-            level,
-            state=state,
-            up_channel=where_tables(accepted_N, upload.channel, children.up_channel),
-            client_rows=client_rows or children.client_rows,
-            staged_client_rows={} if pending is None else children.staged_client_rows,
-            pending=None if pending is None else pending.remove(reporting_N),
-        )
-
-    def _answer_view(
-        self, level: int, upload: Upload, broadcast: Rows, result: AggregationResult
-    ) -> tuple[Edge, Tensor]:
-        """Values that children know with their parents' answer, and the models to compare with it;
-        broadcast: the parents' last one before."""
-        nodes, children, start_MP = self._nodes[level], self.levels[level], broadcast[MODEL]
-        if children.pending is not None:
-            current_NP, syncs_N = self._compute_correction(level), self._syncs_of_parents(level)
-            return sync.late_answer_view(nodes, children, upload, start_MP, result, current_NP, syncs_N)
-        answer = self.levels[level - 1].broadcast
-        # the siblings' mean sum of learning rates keeps the corrections of a parent summing to zero
-        # also when some lost a round
-        lr_sum_N1 = nodes.column("mean lr sum", result.lr_sum_M[self.tree.parents[level]], start_MP)
-        known = Edge(
-            nodes.to_children(start_MP),
-            children.correction,
-            lr_sum_N1,
-            merged=nodes.to_children(answer[MODEL]),
-            path=self._sgd_path(level, upload.buffers_NB, broadcast, answer),
-        )
-        return known, upload.model_NP
+        return upload, received
 
     def _after_aggregation(self, level: int, result: AggregationResult, broadcasts: bool) -> LevelState:
         """State of parents after aggregation; broadcasts: whether they send the result to their
@@ -511,6 +488,55 @@ class Federation:
             down_channel=where_tables(mask_N, channel, nodes.down_channel),
         )
 
+    def _after_upload(
+        self,
+        level: int,
+        upload: Upload,
+        broadcast: Rows,
+        result: AggregationResult,
+        reporting_N: np.ndarray,
+        is_answered: bool,
+    ) -> None:
+        """Update the children's states after their reports; broadcast: the parents' last one
+        before."""
+        edge, children, accepted_N = self.edges[level], self.levels[level], result.accepted_N
+        pending = children.pending
+        state = where_tables(accepted_N, upload.state, children.state)
+        if is_answered:
+            view, model_NP = self._answer_view(level, upload, broadcast, result)
+            state = where_tables(accepted_N, sync.apply_answer(edge.rule, state, model_NP, view), state)
+        client_rows = where_tables(accepted_N, children.staged_client_rows, children.client_rows)
+        self._change(
+            level,
+            state=state,
+            up_channel=where_tables(accepted_N, upload.channel, children.up_channel),
+            client_rows=client_rows or children.client_rows,
+            staged_client_rows={} if pending is None else children.staged_client_rows,
+            pending=None if pending is None else pending.remove(reporting_N),
+        )
+
+    def _answer_view(
+        self, level: int, upload: Upload, broadcast: Rows, result: AggregationResult
+    ) -> tuple[Edge, Tensor]:
+        """Values that children know with their parents' answer, and the models to compare with it;
+        broadcast: the parents' last one before."""
+        nodes, children, start_MP = self._nodes[level], self.levels[level], broadcast[MODEL]
+        if children.pending is not None:
+            current_NP, syncs_N = self._compute_correction(level), self._syncs_of_parents(level)
+            return sync.late_answer_view(nodes, children, upload, start_MP, result, current_NP, syncs_N)
+        answer = self.levels[level - 1].broadcast
+        # the siblings' mean sum of learning rates keeps the corrections of a parent summing to zero
+        # also when some lost a round
+        lr_sum_N1 = nodes.column("mean lr sum", result.lr_sum_M[self.tree.parents[level]], start_MP)
+        view = Edge(
+            nodes.to_children(start_MP),
+            children.correction,
+            lr_sum_N1,
+            merged=nodes.to_children(answer[MODEL]),
+            path=self._sgd_path(level, upload.buffers_NB, broadcast, answer),
+        )
+        return view, upload.model_NP
+
     def _forward_from_above(self, level: int, top_level: int) -> None:
         """Hand a model that came from above the parents of an edge level on to them and to their
         children."""
@@ -525,8 +551,13 @@ class Federation:
 
     # -- values derived from the state -------------------------------------------------------------
 
+    def _participants(self) -> list[int]:
+        """Numbers of the clients that take part in the round under way."""
+        numbers: list[int] = np.flatnonzero(self.levels[-1].active_N).tolist()
+        return numbers
+
     def buffers(self, level: int) -> Tensor:
-        """The modules' own buffers of all nodes of a level, without their SGD paths."""
+        """Buffers of the modules of all nodes of a level, without their SGD paths."""
         return self.levels[level].buffers[:, : self._buffer_width]
 
     def _change(self, level: int, **changes: Any) -> None:
@@ -545,7 +576,7 @@ class Federation:
         return {name: IndexedRows(rows) for name, rows in self.levels[-1].client_rows.items()}
 
     def _rows_of_clients(self, level: int, rows: Tensor) -> IndexedRows:
-        """For every client, the row of its ancestor on a level."""
+        """Rows of the clients' ancestors on a level, one for each client."""
         if level == self.tree.depth:
             return IndexedRows(rows)
         ancestor_N = self.tree.ancestors(level)

@@ -75,7 +75,7 @@ class SharedLocalSplit(NamedTuple):
 
 
 class LocalParameters:
-    """The columns of parameters and buffers that stay with the clients; most runs have none."""
+    """Columns of parameters and buffers that stay with the clients; most runs have none."""
 
     def __init__(self, flat: FlatModule, names: Sequence[str], client_update: Leaf, device: torch.device):
         """names: parameters and buffers that stay local."""
@@ -99,8 +99,8 @@ class LocalParameters:
     # -- training ----------------------------------------------------------------------------------
 
     def split_initial(self, x_P: Tensor, b_B: Tensor) -> tuple[Tensor, Tensor, Rows]:
-        """The shared columns of the initial model and buffers, and the rows of one that each client
-        then keeps."""
+        """Split the initial model and buffers into their shared columns, and the rows that each
+        client keeps, given once for all clients."""
         if self.is_empty:
             return x_P, b_B, {}
         local = {MODEL: self.parameters.local(x_P)[None], BUFFERS: self.buffers.local(b_B)[None]}
@@ -110,7 +110,7 @@ class LocalParameters:
         return self.parameters.shared(x_P), self.buffers.shared(b_B), local
 
     def widen_request(self, request: TrainRequest) -> TrainRequest:
-        """A federation's request with the local columns added."""
+        """Add the local columns to a federation's request."""
         clients, client_rows = request.clients, request.client_rows
         count = client_rows[MODEL].nodes
 
@@ -137,7 +137,7 @@ class LocalParameters:
         )
 
     def split_result(self, result: TrainResult) -> TrainResult:
-        """A training result with the local columns moved to the rows that clients keep."""
+        """Move the local columns of a training result to the rows that clients keep."""
         parameters, buffers = self.parameters, self.buffers
         client_rows = {MODEL: parameters.local(result.model_AP), BUFFERS: buffers.local(result.buffers_AB)}
         per_parameter = self._per_parameter(result.client_rows)
@@ -162,8 +162,8 @@ class LocalParameters:
         return [name for name, rows in state.items() if rows.shape[1] == self.parameters.width]
 
     def _widen_local_rule(self, local_rule: LocalRule) -> LocalRule:
-        """A rule's `local` applied to the shared columns alone; always the same function for the
-        same rule, since captured steps are looked up by it."""
+        """Apply a rule's `local` to the shared columns alone, by a function that is always the same
+        for the same rule: captured steps are looked up by it."""
         local, parameters = local_rule.local, self.parameters
         if id(local) not in self._wrapped:
 
@@ -192,15 +192,15 @@ class LocalParameters:
         return self.parameters.join(model_NS, model_NK), self.buffers.join(buffers_NS, buffers_NK)
 
     def with_initial_local(self, model_S: Tensor, buffers_S: Tensor, initial: Rows) -> tuple[Tensor, Tensor]:
-        """A whole model with the initial local columns: a new client has no others, and elsewhere
-        nothing else is known of them."""
+        """Whole model with the initial local columns: those of a new client, and the only ones that
+        are known outside the clients."""
         if self.is_empty:
             return model_S, buffers_S
         model_1P = self.parameters.join(model_S[None], initial[MODEL])
         return model_1P[0], self.buffers.join(buffers_S[None], initial[BUFFERS])[0]
 
     def pad_corrections(self, correction_NS: Tensor | None) -> Tensor | None:
-        """Corrections in the columns of the whole: local columns have none."""
+        """Corrections of whole models, zero in the local columns."""
         return correction_NS if self.is_empty or correction_NS is None else self.parameters.pad(correction_NS)
 
 

@@ -17,16 +17,16 @@ from stratafl.core.rule import Rows, Rule
 
 @dataclass(frozen=True, kw_only=True)
 class LatePolicy:
-    """How late updates count at an edge level."""
+    """Policy for updates that arrive late at an edge level."""
 
     reporting: Callable[[int], np.ndarray]
-    """(number of the level's round) -> mask of the whole level: the nodes whose updates the
-    synchronisation of that round aggregates."""
+    """(number of the level's round) -> mask of all nodes of the level whose updates are aggregated
+    at the end of that round."""
     staleness_exponent: float
 
     def weight(self, age_N: np.ndarray) -> np.ndarray:
-        """(1 + age)^-exponent, with the age in synchronisations (FedAsync's polynomial weight,
-        arXiv:1903.03934)."""
+        """Polynomial weight of FedAsync (arXiv:1903.03934): (1 + age)^-exponent, with the age in
+        synchronisations."""
         return np.asarray((1.0 + age_N) ** -self.staleness_exponent)
 
 
@@ -43,12 +43,12 @@ class PendingUpdates:
 
     @staticmethod
     def none(model_NP: Tensor) -> PendingUpdates:
-        """No pending updates of nodes with these models."""
+        """An empty table of pending updates, for nodes with these models."""
         size = len(model_NP)
         return PendingUpdates(model_NP, np.zeros(size, dtype=bool), np.zeros(size, dtype=np.int64))
 
     def begin(self, beginning_N: np.ndarray, model_NP: Tensor, syncs_N: np.ndarray) -> PendingUpdates:
-        """The pending updates after the nodes in the mask began another one.
+        """Add updates of the nodes in the mask, which begin another one.
 
         syncs_N: number of synchronisations that their parents have held.
         """
@@ -60,16 +60,16 @@ class PendingUpdates:
         )
 
     def remove(self, aggregated_N: np.ndarray) -> PendingUpdates:
-        """The pending updates without those that were aggregated."""
+        """Remove the updates that were aggregated."""
         return replace(self, mask_N=self.mask_N & ~aggregated_N)
 
     def weights(self, late: LatePolicy, syncs_N: np.ndarray) -> np.ndarray:
-        """The present weight of every update, by its age."""
+        """Present weight of every update, by its age."""
         return np.where(self.mask_N, late.weight(np.maximum(syncs_N - self.begun_at_N, 0)), 1.0)
 
     def rebase(self, model_NP: Tensor, onto_NP: Tensor, syncs_N: np.ndarray, weight_N: np.ndarray) -> Tensor:
-        """Models of children, where updates that began with older models than `onto_NP` are applied
-        to these with their weight."""
+        """Models of children, with the updates that began from older models than `onto_NP` applied
+        to `onto_NP` with their weight."""
         is_stale_N1 = to_device(syncs_N > self.begun_at_N, model_NP.device)[:, None]
         weight_N1 = to_device(weight_N, model_NP.device, model_NP.dtype)[:, None]
         return torch.where(is_stale_N1, onto_NP + weight_N1 * (model_NP - self.start_NP), model_NP)
@@ -78,7 +78,7 @@ class PendingUpdates:
 def with_current_corrections(
     model_NP: Tensor, *, used_NP: Tensor | None, current_NP: Tensor | None, lr_sum_N1: Tensor
 ) -> Tensor:
-    """The models that children would have reached with their current corrections instead of those
+    """Models that children would have reached with their current corrections instead of the ones
     that they used."""
     if used_NP is None or current_NP is None:
         return model_NP
@@ -98,7 +98,7 @@ def supports_late_updates(rule: Rule) -> bool:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LevelState:
-    """State of the nodes of one level; rows are nodes in the tree's order."""
+    """State of the nodes of one level; every row is a node, in the tree's order."""
 
     model: Tensor
     """Each node's model as it was last sent up, before the parent's answer replaced it."""
@@ -145,7 +145,7 @@ class LevelState:
     def initial(
         model_NP: Tensor, buffers_NB: Tensor, *, state: Rows, up_channel: Rows, client_rows: Rows, is_late: bool
     ) -> LevelState:
-        """A level before the first round; is_late: whether late updates count."""
+        """State of a level before the first round; is_late: whether late updates count."""
         size = len(model_NP)
         return LevelState(
             model=model_NP,
@@ -189,9 +189,9 @@ class LevelState:
 
 
 def receives_broadcast(tree: Tree, levels: Sequence[LevelState], level: int, top_level: int) -> np.ndarray:
-    """Mask of the nodes that get a model from the parents of edge level `top_level`: those neither
-    pending nor below a pending node. Above that level, nodes that take part are those that
-    synchronise."""
+    """Mask of the nodes that get a model from the parents of edge level `top_level`: all nodes that
+    are neither pending nor below a pending node. Above that level, a node that takes part
+    synchronises, and is not pending."""
     reached_N = np.ones(tree.sizes[0], dtype=bool)
     for lower in range(1, level + 1):
         nodes = levels[lower]

@@ -101,33 +101,38 @@ class EdgeNodes:
     drift_kernel: DriftKernel | None = None
 
     def to_children(self, rows_MP: Tensor) -> IndexedRows:
-        """Each child's row of its parent."""
+        """Rows of the children's parents, one for each child."""
         parent_N = self.tree.parents[self.level]
         return IndexedRows(rows_MP, parent_N, self.cache(("children", self.level), parent_N), self.drift_kernel)
 
     def column(self, name: str, values_N: np.ndarray, like: Tensor) -> Tensor:
-        """One number per node as an N x 1 tensor, to combine with rows."""
+        """Convert one number per node to an N x 1 tensor, to combine with rows."""
         return self.cache((name, self.level), values_N, like.dtype)[:, None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Upload:
-    """The reports of children, and the states they lead to where they are accepted."""
+    """Reports of children, and the states that the children have where these are accepted."""
 
     payload: Rows
+    message: Rows
+    """The payload as the parents decode it."""
     state: Rows
     """The rule's state."""
     channel: Rows
     """The channel's memory."""
     model_NP: Tensor
     """The children's models as their parents know them: the answer is compared with these."""
-    buffers_NB: Tensor
-    """The children's buffers as their parents know them."""
+
+    @property
+    def buffers_NB(self) -> Tensor:
+        """The children's buffers as their parents know them."""
+        return self.message[BUFFERS]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ReceivedUpdates:
-    """The reports that reached the parents."""
+    """Reports that reached the parents."""
 
     message: Rows
     """Decoded, with the buffers."""
@@ -138,7 +143,7 @@ class ReceivedUpdates:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AggregatorState:
-    """The parents' models and buffers as their children got them, and the rule's memory."""
+    """Models and buffers of parents as their children got them, and the rule's memory."""
 
     model_MP: Tensor
     buffers_MB: Tensor
@@ -173,25 +178,29 @@ class AggregationResult:
         """Parents whose result is not finite, although all aggregated updates are."""
         return (self.weight_M > 0) & ~self.updated_M
 
+    def rejections(self, tree: Tree, level: int) -> list[Rejection]:
+        """Children whose updates were rejected, and parents whose result was; level: the
+        children's."""
+        oversized = set(tree.owned_names(level, self.oversized_N))
+        children = tree.owned_names(level, self.nonfinite_N | self.oversized_N)
+        parents = tree.owned_names(level - 1, self.failed_M)
+        return [Rejection(name, is_oversized=name in oversized) for name in [*children, *parents]]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyncResult:
     """Outcome of a synchronisation of several edge levels."""
 
+    top_level: int
+    """Topmost edge level that synchronised."""
+    participants: list[int]
+    """Numbers of the clients that took part."""
     rejected: list[Rejection]
     renewed: bool
     """Whether at least one of the topmost parents has a new model."""
 
 
-def rejections(tree: Tree, level: int, result: AggregationResult) -> list[Rejection]:
-    """Children whose updates were rejected, and parents whose result was."""
-    oversized = set(tree.owned_names(level, result.oversized_N))
-    children = tree.owned_names(level, result.nonfinite_N | result.oversized_N)
-    rejected = [Rejection(name, is_oversized=name in oversized) for name in children]
-    return rejected + [Rejection(name, is_oversized=False) for name in tree.owned_names(level - 1, result.failed_M)]
-
-
-# -- the children's side ---------------------------------------------------------------------------
+# -- the children report ---------------------------------------------------------------------------
 
 
 def upload(
@@ -201,92 +210,41 @@ def upload(
     channel: Rows,
     model_NP: Tensor,
     buffers_NB: Tensor,
-    known: Edge,
+    view: Edge,
     key: ChannelKey,
 ) -> Upload:
-    """The reports of children with these models and buffers.
+    """Make the reports of children with these models and buffers.
 
-    known: values that children and parents have in common.
+    view: values that children and parents have in common.
     """
-    state, message = edge.rule.up(state, model_NP, known)
+    state, message = edge.rule.up(state, model_NP, view)
     message = {**message, BUFFERS: buffers_NB}
-    channel, payload = edge.channels.up.encode(channel, message, known, key)
-    decoded, sent_NP = edge.channels.up.decode(payload, known), message[MODEL]
+    channel, payload = edge.channels.up.encode(channel, message, view, key)
+    decoded, sent_NP = edge.channels.up.decode(payload, view), message[MODEL]
     # what a channel loses is missing from the model that the parent knows, too
     is_exact = decoded[MODEL] is sent_NP
     return Upload(
         payload=payload,
+        message=decoded,
         state=state,
         channel=channel,
         model_NP=model_NP if is_exact else model_NP + (decoded[MODEL] - sent_NP),
-        buffers_NB=decoded[BUFFERS],
     )
 
 
-def apply_answer(rule: Rule, state: Rows, model_NP: Tensor, known: Edge) -> Rows:
-    """Children's states after their parents' new model, `known.merged`; `known.rate` is the
-    siblings' mean."""
-    return state if rule.down is None else rule.down(state, model_NP, known)
+def decode_upload(edge: EdgeLevel, payload: Rows, view: Edge) -> Rows:
+    """Decode the children's messages."""
+    return edge.channels.up.decode(payload, view)
 
 
-def apply_from_above(rule: Rule, state: Rows, times: int = 1) -> Rows:
-    """Children's states after newer models came from above their parents."""
-    if rule.relay is not None:
-        for _ in range(times):
-            state = rule.relay(state)
-    return state
-
-
-def correction(rule: Rule, state: Rows, broadcast: Rows) -> Tensor | None:
-    """The correction that children's subtrees add to their gradients; broadcast: a row for each
-    child of what its parent sent."""
-    return rule.correction(state, extras_of(broadcast))
-
-
-def answers_reports(rule: Rule, is_overwritten: bool) -> bool:
-    """Whether parents send their new model to children that reported.
-
-    Also where a newer model is about to come from above and overwrites it (`is_overwritten`): some
-    rules learn from the result of their own synchronisation.
-    """
-    return rule.down is not None and not (is_overwritten and rule.relay is not None)
-
-
-# -- the parents' side -----------------------------------------------------------------------------
-
-
-def decode_upload(edge: EdgeLevel, payload: Rows, known: Edge) -> Rows:
-    """Children's messages as their parents understand them."""
-    return edge.channels.up.decode(payload, known)
-
-
-def broadcast(edge: EdgeLevel, channel: Rows, state: AggregatorState, key: ChannelKey) -> tuple[Rows, Rows]:
-    """The channel's new memory, and the payload that parents send to their children."""
-    return edge.channels.down.encode(channel, broadcast_message(edge.rule, state), None, key)
-
-
-def decode_broadcast(edge: EdgeLevel, payload: Rows) -> Rows:
-    """Parents' broadcast as their children understand it."""
-    return edge.channels.down.decode(payload, None)
-
-
-def broadcast_message(rule: Rule, state: AggregatorState) -> Rows:
-    """The message of parents to their children: model, buffers and the rule's `note`."""
-    return {**rule.note(state.memory), MODEL: state.model_MP, BUFFERS: state.buffers_MB}
-
-
-def extras_of(broadcast: Rows) -> Rows:
-    """The part of a broadcast besides the model and its buffers: the rule's `note`."""
-    return {name: rows for name, rows in broadcast.items() if name not in (MODEL, BUFFERS)}
+# -- the parents aggregate and answer --------------------------------------------------------------
 
 
 def aggregate(
     edge: EdgeLevel, nodes: EdgeNodes, state: AggregatorState, received: ReceivedUpdates
 ) -> AggregationResult:
-    """Aggregate the updates that reached the parents.
-
-    Where the tree lies in several parts, all of them must call it.
-    """
+    """Aggregate the updates that reached the parents. Where the tree lies in several parts, all of
+    them must call this."""
     tree, level, limits = nodes.tree, nodes.level, edge.limits
     reported_N = received.reported_N
     nonfinite_N = oversized_N = np.zeros_like(reported_N)
@@ -423,6 +381,58 @@ def _find_invalid(
     return nonfinite_N, oversized_N | norm_outliers(tree, level, model_NP, start_MP, present_N, limits.norm_ratio)
 
 
+def answers_reports(rule: Rule, is_overwritten: bool) -> bool:
+    """Whether parents send their new model to children that reported.
+
+    Also where a newer model is about to come from above and overwrites it (`is_overwritten`): some
+    rules learn from the result of their own synchronisation.
+    """
+    return rule.down is not None and not (is_overwritten and rule.relay is not None)
+
+
+def broadcast(edge: EdgeLevel, channel: Rows, state: AggregatorState, key: ChannelKey) -> tuple[Rows, Rows]:
+    """Encode the parents' message to their children: the channel's new memory, and the payload."""
+    return edge.channels.down.encode(channel, broadcast_message(edge.rule, state), None, key)
+
+
+def decode_broadcast(edge: EdgeLevel, payload: Rows) -> Rows:
+    """Decode the parents' broadcast."""
+    return edge.channels.down.decode(payload, None)
+
+
+def broadcast_message(rule: Rule, state: AggregatorState) -> Rows:
+    """Message of parents to their children: model, buffers and the rule's `note`."""
+    return {**rule.note(state.memory), MODEL: state.model_MP, BUFFERS: state.buffers_MB}
+
+
+def extras_of(broadcast: Rows) -> Rows:
+    """The rule's `note` in a broadcast: all rows besides the model and its buffers."""
+    return {name: rows for name, rows in broadcast.items() if name not in (MODEL, BUFFERS)}
+
+
+# -- the children take the answer ------------------------------------------------------------------
+
+
+def apply_answer(rule: Rule, state: Rows, model_NP: Tensor, view: Edge) -> Rows:
+    """Children's states after their parents' new model, `view.merged`; `view.rate` is the siblings'
+    mean."""
+    return state if rule.down is None else rule.down(state, model_NP, view)
+
+
+def apply_from_above(rule: Rule, state: Rows, times: int = 1) -> Rows:
+    """Children's states after newer models came from above their parents."""
+    if rule.relay is not None:
+        for _ in range(times):
+            state = rule.relay(state)
+    return state
+
+
+def correction(rule: Rule, state: Rows, broadcast: Rows) -> Tensor | None:
+    """Corrections that children's subtrees add to their gradients; broadcast: a row for each child
+    of what its parent sent."""
+    return rule.correction(state, extras_of(broadcast))
+
+
 # -- late updates ----------------------------------------------------------------------------------
 
 
@@ -455,7 +465,7 @@ def late_answer_view(
     current_NP: Tensor | None,
     syncs_N: np.ndarray,
 ) -> tuple[Edge, Tensor]:
-    """Values for `apply_answer` where late updates count, with the children's models: a child is
+    """Values for `apply_answer` where late updates count, and the children's models: a child is
     compared with the others whose updates were aggregated.
 
     start_MP, syncs_N: the parents' models before, and the number of synchronisations that they have

@@ -65,7 +65,7 @@ NO_LIMITS = UpdateLimits()
 def limits_by_level(
     rules: Sequence[Rule], update_limit: float | None, update_factor: object, *, checks_all_parts: bool = False
 ) -> list[UpdateLimits]:
-    """The limits of every edge level, root first.
+    """Limits of every edge level, root first.
 
     update_limit: the ratio for all levels, 0 for no limit. Unless given, a rule with a reducer of
         its own has none: a single update has little influence on its result.
@@ -134,27 +134,26 @@ def is_oversized(update_N: np.ndarray, siblings_N: np.ndarray, start_N: np.ndarr
         return update_N > np.where(siblings_N > 0, limit_N, ratio * begun_N)
 
 
-def exceeds_norm_ratio(norm_N: np.ndarray, siblings_N: np.ndarray, start_N: np.ndarray, ratio: float) -> np.ndarray:
-    """Mask of the updates whose norm exceeds the ratio times the siblings' median; none where
-    siblings have nothing to learn, or there are none."""
-    return (siblings_N > NEGLIGIBLE * start_N) & (norm_N > ratio * np.maximum(siblings_N, MIN_SIBLING_NORM * start_N))
-
-
 def norm_outliers(
     tree: Tree, level: int, rows_NP: Tensor, start_MP: Tensor, present_N: np.ndarray, ratio: float | None
 ) -> np.ndarray:
-    """Mask of the present children whose update is too long beside their siblings'. Where a tree
-    lies in several parts, all parts that share parents of this level must call it."""
+    """Mask of the present children whose update's norm exceeds the ratio times their siblings'
+    median; none where siblings have nothing to learn, or there are none.
+
+    Where a tree lies in several parts, all parts that share parents of this level must call it.
+    """
     if ratio is None:
         return np.zeros_like(present_N)
     blocks = column_blocks(rows_NP, start_MP)
     norm_N = np.sqrt(sum(row_norms(rows_NB - tree.to_children(level, start_MB)) ** 2 for rows_NB, start_MB in blocks))
     siblings_N = tree.sibling_median(level, norm_N, present_N, upper=True)
-    return present_N & exceeds_norm_ratio(norm_N, siblings_N, row_norms(start_MP)[tree.parents[level]], ratio)
+    start_N = row_norms(start_MP)[tree.parents[level]]
+    is_longer_N = norm_N > ratio * np.maximum(siblings_N, MIN_SIBLING_NORM * start_N)
+    return present_N & (siblings_N > NEGLIGIBLE * start_N) & is_longer_N
 
 
 def row_norms(rows_NP: Tensor) -> np.ndarray:
-    """The Euclidean norm of every row."""
+    """Euclidean norm of every row."""
     return torch.linalg.vector_norm(rows_NP, dim=1, dtype=torch.float64).cpu().numpy()
 
 
@@ -186,22 +185,20 @@ def size_outliers(
 
 
 def zero_unchanged(rows_NB: Tensor, start_NB: Tensor) -> Tensor:
-    """The rows with zeros where they are as at the start, also where that is not finite: a mask
-    that nobody changes may hold -inf."""
+    """Rows with zeros where they are as at the start, also where they are not finite: a mask that
+    nobody changes may hold -inf."""
     same_NB = (rows_NB == start_NB) | (rows_NB.isnan() & start_NB.isnan())
     return rows_NB.masked_fill(same_NB, 0.0)
 
 
 def keep_nonfinite(mean_NB: Tensor, start_NB: Tensor) -> Tensor:
-    """The mean, with the start's values where neither is finite: 0 times -inf is not a number."""
+    """Mean, with the start's values where neither is finite: 0 times -inf is not a number."""
     return torch.where(mean_NB.isfinite() | start_NB.isfinite(), mean_NB, start_NB)
 
 
 def row_max_abs(*matrices: Tensor) -> list[np.ndarray]:
-    """The largest magnitude of every row, matrix by matrix, in one read from the device.
-
-    It is not finite where a row is not.
-    """
+    """Largest magnitude of every row, matrix by matrix, in one read from the device; not finite
+    where a row is not."""
     # most rules hand the mean on as the model: a matrix that comes twice is read once
     by_id = {key: _max_abs(rows) for key, rows in {id(rows): rows for rows in matrices}.items()}
     numbers = torch.cat(list(by_id.values())).cpu().double().numpy()

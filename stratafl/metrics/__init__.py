@@ -1,1 +1,1 @@
-"""What is measured and recorded during a run."""
+"""Metrics, drift and communication of a run, and the records of its rounds."""

@@ -1,7 +1,7 @@
 """Messages and bytes sent in a tree, up and down, for every node below the root.
 
-A message is one transmission between a child and its parent, whatever it carries; its bytes are
-those of the arrays in it (numbers such as a sample count are not counted).
+A message is one transmission between a child and its parent, whatever its contents; its bytes are
+the bytes of its arrays (numbers such as a sample count are not counted).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Communication:
         return {"up": vars(self.up), "down": vars(self.down)}
 
     def restore(self, state: StateDict) -> None:
-        """Go on from counts that `saved` returned."""
+        """Restore counts that `saved` returned."""
         self.up, self.down = LinkCounts(**state["up"]), LinkCounts(**state["down"])
 
     def level(self, level: int) -> Total:
@@ -82,17 +82,18 @@ class Communication:
 
     @property
     def client_bytes(self) -> int:
-        """Sent and received by all clients."""
+        """Bytes sent and received by all clients."""
         return int((self.up.bytes[-1] + self.down.bytes[-1]).sum())
 
     @property
     def bytes_per_client(self) -> float:
-        """Mean over the clients, both directions."""
+        """Bytes sent and received by a client, mean over the clients."""
         return float((self.up.bytes[-1] + self.down.bytes[-1]).mean())
 
 
 class CommunicationMeter(Observer):
-    """Counts the messages of a federation, and keeps track of what each node does not have yet."""
+    """Counts the messages of a federation, and tracks the models and corrections that nodes do not
+    have yet."""
 
     def __init__(self, tree: Tree):
         self.communication = Communication(tree)
@@ -111,7 +112,7 @@ class CommunicationMeter(Observer):
         return load_like(self.saved(), state, "traffic")
 
     def restore(self, fitted: StateDict) -> None:
-        """Go on from a state that `fitted` returned."""
+        """Restore a state that `fitted` returned."""
         self._outdated, self._corrections_due = fitted["outdated"], fitted["corrections_due"]
         self.communication.restore({name: fitted[name] for name in ("up", "down")})
 
@@ -129,8 +130,8 @@ class CommunicationMeter(Observer):
             self._corrections_due[level] &= ~receiving_N
 
     def on_gradient_restart(self, event: GradientsExchanged) -> None:
-        """Count the gradients that went up, and their means that came down with the corrections
-        that follow from them."""
+        """Count the gradients that went up, and the means of gradients that came down with the
+        corrections computed from them."""
         for level, sent_N in event.sent.items():
             self.communication.up.add(level, sent_N, event.model_bytes)
         for level in range(max(event.top_level, 1), len(self._corrections_due)):

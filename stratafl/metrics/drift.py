@@ -34,7 +34,7 @@ from torch import Tensor
 from stratafl.base.device import to_device
 from stratafl.base.topology import ALL, Tree
 from stratafl.core.rows import column_blocks
-from stratafl.federation.events import LevelSynchronized, Observer
+from stratafl.federation.events import LevelSynchronized, Observer, TrainingBegan
 
 Diagnose = Literal["none", "drift", "ideal"]
 Levels = dict[str, dict[str, float]]
@@ -99,22 +99,20 @@ class Drift(Observer):
         else:
             self._add(level, "progress", self._squared_distances(level, model_NP, start_MP), children)
 
-    def compare(self, corrections: Sequence[Tensor | None], model_MP: Tensor) -> None:
-        """Compare the corrections in use, indexed by edge level, with the ideal ones.
+    def on_training_begin(self, event: TrainingBegan) -> None:
+        """Compare the corrections in use with the ideal ones, before a global round's last
+        synchronisation.
 
         A node's ideal correction is its parent's gradient minus its own, both at the mean of the
         models below the parent.
-
-        model_MP: the models of the clients' parents.
         """
-        tree = self.tree
-        if self.gradients is None:
+        if self.gradients is None or event.top_level > 1:
             return
-        point_MP = model_MP
+        tree, point_MP = self.tree, event.model_MP
         for level in range(tree.depth, 0, -1):
             if level < tree.depth:
                 point_MP = tree.mean(level, point_MP)
-            correction_NP = corrections[level]
+            correction_NP = event.corrections[level]
             if correction_NP is None:
                 continue
             g_NP = self.gradients(level - 1, point_MP)
@@ -122,7 +120,7 @@ class Drift(Observer):
                 g_NP = tree.mean(lower, g_NP)
             ideal_NP = tree.to_children(level, tree.mean(level, g_NP)) - g_NP
             everybody = np.ones(tree.sizes[level], dtype=bool)
-            weights = self._weights(level, everybody, np.ones(tree.sizes[level - 1]), model_MP)
+            weights = self._weights(level, everybody, np.ones(tree.sizes[level - 1]), event.model_MP)
             self._add(level, "bias", _squared_norms(correction_NP - ideal_NP), weights)
             length_N = (_squared_norms(correction_NP) * _squared_norms(ideal_NP)).sqrt()
             defined_N = length_N > 0
@@ -251,8 +249,8 @@ def _root_mean_squares(mean_squares: dict[str, float]) -> dict[str, float]:
 
 
 def _node_weights(tree: Tree) -> list[np.ndarray]:
-    """Each node's weight in the whole tree, by level: the product of the sibling weights on its
-    path."""
+    """Weights of the nodes in the whole tree, by level: the product of the sibling weights on a
+    node's path."""
     weights = [np.ones(1)]
     for level in range(1, tree.depth + 1):
         weights.append(weights[-1][tree.parents[level]] * tree.weights[level])

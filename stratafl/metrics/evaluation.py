@@ -59,11 +59,11 @@ def evaluate(
     chunk: int = CHUNK,
     metrics: Sequence[Metric] = (),
 ) -> EvaluationSums:
-    """Evaluate a model on these samples; it gets copies, so that it cannot change them."""
+    """Evaluate a model on these samples; the model gets copies, so that it cannot change them."""
     correct, labelled = 0.0, 0
     losses: list[tuple[float, float]] = []
     kept: list[Part] = []
-    further = _ExtraMetrics(metrics, ignore_index(loss))
+    extra = _ExtraMetrics(metrics, ignore_index(loss))
     free_bytes = 0 if is_additive(loss) else WHOLE
     for x, y in zip(inputs.split(chunk), targets.split(chunk), strict=True):
         if len(x) == 0:
@@ -75,7 +75,7 @@ def evaluate(
             is_correct = (scores.argmax(dim=1) == y) & is_counted
             correct += int(is_correct.sum()) if _are_scores(scores) else math.nan
             labelled += int(is_counted.sum())
-        further.add(outputs if scores is None else scores, y)
+        extra.add(outputs if scores is None else scores, y)
         if (free_bytes := free_bytes - output_bytes(outputs)) >= 0:
             kept.append((outputs, y))
             continue
@@ -89,13 +89,14 @@ def evaluate(
         loss_weight=weight,
         correct=correct,
         labelled=labelled,
-        sums=further.sums,
-        values=further.values(),
+        sums=extra.sums,
+        values=extra.values(),
     )
 
 
 def _losses(loss: Loss, kept: Sequence[Part]) -> list[tuple[float, float]]:
-    """A user's loss of all samples at once; where outputs cannot be concatenated, of each part."""
+    """Losses and weights of a user's loss: of all samples at once, or, where outputs cannot be
+    concatenated, of each part."""
     if not kept:
         return []
     outputs, targets = zip(*kept, strict=True)
@@ -127,7 +128,7 @@ class _ExtraMetrics:
             assert metric.partial is not None
             with convert_errors(f"metrics.{metric.name}", metric.name):
                 partial = metric.partial(outputs, targets, self._ignored) if finite else [math.nan]
-            self.sums[metric.name] = _added(self.sums.get(metric.name), partial)
+            self.sums[metric.name] = _add_sums(self.sums.get(metric.name), partial)
         if self._others:
             self._parts.append((outputs, targets))
 
@@ -137,7 +138,7 @@ class _ExtraMetrics:
         return {metric.name: metric.compute(self._parts) if self._finite else math.nan for metric in self._others}
 
 
-def _added(before: list[float] | None, more: list[float]) -> list[float]:
+def _add_sums(before: list[float] | None, more: list[float]) -> list[float]:
     """Sums of two parts; NaN where either is NaN."""
     if before is None or math.isnan(more[0]):
         return more
@@ -156,7 +157,7 @@ def _are_numbers(outputs: object, targets: Tensor) -> bool:
     return _are_scores(outputs) if has_classes(outputs, targets) else bool(outputs.isfinite().all())
 
 
-def finalize_metrics(parts: Sequence[EvaluationSums], further: Sequence[Metric] = ()) -> dict[str, float]:
+def finalize_metrics(parts: Sequence[EvaluationSums], metrics: Sequence[Metric] = ()) -> dict[str, float]:
     """Mean loss, accuracy where targets are classes and outputs their scores, and further metrics;
     all NaN where the loss is not finite."""
     losses, weight = sum(part.loss for part in parts), sum(part.loss_weight for part in parts)
@@ -164,7 +165,7 @@ def finalize_metrics(parts: Sequence[EvaluationSums], further: Sequence[Metric] 
     result = {LOSS: losses / weight if weight else math.nan}
     if labelled:
         result[ACCURACY] = sum(part.correct for part in parts) / labelled
-    for metric in further:
+    for metric in metrics:
         result[metric.name] = _value(metric, parts)
     return result if math.isfinite(losses) else {LOSS: result.pop(LOSS), **dict.fromkeys(result, math.nan)}
 
@@ -176,12 +177,12 @@ def _value(metric: Metric, parts: Sequence[EvaluationSums]) -> float:
         total: list[float] | None = None
         for part in parts:
             if metric.name in part.sums:
-                total = _added(total, part.sums[metric.name])
+                total = _add_sums(total, part.sums[metric.name])
         value = math.nan if total is None or math.isnan(total[0]) else metric.combine(total)
     return value if math.isfinite(value) else math.nan
 
 
 def rounds_to(target: float, rounds: Iterable[int], values: Iterable[float]) -> int | None:
-    """The first round whose value reaches the target, or None; for metrics that are better the
-    higher they are."""
+    """First round whose value reaches the target, or None, for a metric whose higher values are
+    better."""
     return Goal(ACCURACY, target, ">=").first_round(rounds, values)

@@ -15,25 +15,62 @@ from stratafl.base.errors import InvalidInput, convert_errors, unknown_name
 from stratafl.base.validation import check_choice, check_integer
 from stratafl.core.losses import NotConcatenable, concatenate_outputs, load_user_object, match_shapes
 
+Better = Literal["higher", "lower"]
 
-class AdditiveMetric(NamedTuple):
-    """A metric computed from sums over samples."""
+Directions = Mapping[str, Better]
+"""Direction of every measured metric."""
 
-    partial: Callable[[Tensor, Tensor, int], list[float]]
-    combine: Callable[[Sequence[float]], float]
+MetricsLike = Mapping[str, Any] | Sequence[Any] | str
+"""Metrics by name, or a list of them: each a name, an import path, a function or an object, or a
+table of one with its parameters and its direction, `better`."""
+
+LOSS, ACCURACY = "loss", "accuracy"
+
+DEFAULT_DIRECTIONS: Directions = {LOSS: "lower", ACCURACY: "higher"}
+"""Metrics that are always measured; the accuracy where targets are classes."""
+
+Part = tuple[Any, Tensor]
+"""Scores and targets of some samples."""
+
+
+class Metric(NamedTuple):
+    """A metric, with either `partial` and `combine` or `compute_all`."""
+
+    name: str = ""
+    better: Better = "higher"
+    partial: Callable[[Tensor, Tensor, int], list[float]] | None = None
+    """(scores, targets, ignored label) -> sums over one part of the samples."""
+    combine: Callable[[Sequence[float]], float] | None = None
+    """(sums of all parts) -> value."""
+    compute_all: Callable[[Sequence[Part]], object] | None = None
+    """(all parts) -> value."""
+
+    @property
+    def is_additive(self) -> bool:
+        return self.partial is not None
+
+    def compute(self, parts: Sequence[Part]) -> float:
+        """Value over all parts, of a metric that is not additive."""
+        assert self.compute_all is not None
+        field = f"metrics.{self.name}"
+        with convert_errors(field, self.name), torch.no_grad():
+            value: Any = self.compute_all(parts)
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            raise InvalidInput(field, type(value).__name__, "must give one number") from None
 
 
 class BuiltinMetric(NamedTuple):
     """Constructor of a metric with the names of its parameters, and its direction."""
 
-    make: Callable[..., AdditiveMetric | Callable[[Tensor, Tensor], float]]
-    higher_is_better: bool
+    make: Callable[..., Metric]
+    better: Better
     parameters: tuple[str, ...] = ()
 
 
 def is_classification(outputs: object, targets: Tensor) -> bool:
-    """Whether the targets are class numbers and the outputs hold a score per class in dimension
-    1."""
+    """Whether targets are class numbers, and outputs have a score per class in dimension 1."""
     if not isinstance(outputs, Tensor):
         return False
     integers = not (targets.is_floating_point() or targets.is_complex())
@@ -63,11 +100,7 @@ def _scored_classes(scores: Tensor, targets: Tensor, ignored: int) -> tuple[Tens
     raise ValueError(f"needs classes and a score for each, or one score and yes or no, not {shapes}")
 
 
-def _accuracy() -> AdditiveMetric:
-    return _topk(1)
-
-
-def _topk(k: int = 5) -> AdditiveMetric:
+def _topk(k: int = 5) -> Metric:
     """Share of samples whose class is among the k with the highest scores."""
     k = check_integer("k", k, at_least=1)
 
@@ -78,18 +111,18 @@ def _topk(k: int = 5) -> AdditiveMetric:
         best = scores_NK.argmax(dim=1, keepdim=True) if k == 1 else scores_NK.topk(k, dim=1).indices
         return [float((best == class_N[:, None]).sum()), float(len(class_N))]
 
-    return AdditiveMetric(sums, _mean)
+    return Metric(partial=sums, combine=_mean)
 
 
 def _confusion(scores: Tensor, targets: Tensor, ignored: int) -> list[float]:
-    """For each class, the number of true positives, of predictions and of samples."""
+    """Numbers of true positives, of predictions and of samples, each for all classes."""
     scores_NK, class_N = _scored_classes(scores, targets, ignored)
     predicted_N, classes = scores_NK.argmax(dim=1), scores_NK.shape[1]
     counted = (class_N[predicted_N == class_N], predicted_N, class_N)
     return [float(count) for class_M in counted for count in class_M.bincount(minlength=classes).tolist()]
 
 
-def _macro(score: Callable[[float, float, float], float | None]) -> AdditiveMetric:
+def _macro(score: Callable[[float, float, float], float | None]) -> Metric:
     """Mean of a score over the classes that have one (macro average)."""
 
     def value(counts: Sequence[float]) -> float:
@@ -98,20 +131,18 @@ def _macro(score: Callable[[float, float, float], float | None]) -> AdditiveMetr
         defined = [value for value in by_class if value is not None]
         return math.fsum(defined) / len(defined) if defined else math.nan
 
-    return AdditiveMetric(_confusion, value)
+    return Metric(partial=_confusion, combine=value)
 
 
-def _f1() -> AdditiveMetric:
-    return _macro(
-        lambda correct, predicted, samples: 2 * correct / (predicted + samples) if predicted + samples else None
-    )
+def _f1(correct: float, predicted: float, samples: float) -> float | None:
+    return 2 * correct / (predicted + samples) if predicted + samples else None
 
 
-def _balanced_accuracy() -> AdditiveMetric:
-    return _macro(lambda correct, predicted, samples: correct / samples if samples else None)
+def _recall(correct: float, predicted: float, samples: float) -> float | None:
+    return correct / samples if samples else None
 
 
-def _perplexity() -> AdditiveMetric:
+def _perplexity() -> Metric:
     """Exponential of the mean negative log-likelihood of the true classes."""
 
     def sums(scores: Tensor, targets: Tensor, ignored: int) -> list[float]:
@@ -119,17 +150,17 @@ def _perplexity() -> AdditiveMetric:
         wide = scores_NK.double() if scores_NK.is_floating_point() else scores_NK
         return [float(F.cross_entropy(wide, class_N, reduction="sum")), float(len(class_N))]
 
-    return AdditiveMetric(sums, lambda sums: math.exp(mean) if (mean := _mean(sums)) < 700 else math.inf)
+    return Metric(partial=sums, combine=lambda sums: math.exp(mean) if (mean := _mean(sums)) < 700 else math.inf)
 
 
-def _error(penalty: Callable[[Tensor], Tensor], transform: Callable[[float], float]) -> AdditiveMetric:
+def _error(penalty: Callable[[Tensor], Tensor], transform: Callable[[float], float]) -> Metric:
     """Transformed mean of a penalty of the errors of all values."""
 
     def sums(scores: Tensor, targets: Tensor, ignored: int) -> list[float]:
         values, true = match_shapes(scores, targets)
         return [float(penalty(values.double() - true.double()).sum()), float(true.numel())]
 
-    return AdditiveMetric(sums, lambda sums: transform(_mean(sums)))
+    return Metric(partial=sums, combine=lambda sums: transform(_mean(sums)))
 
 
 def _mean(sums: Sequence[float]) -> float:
@@ -146,15 +177,15 @@ def _r2(scores: Tensor, targets: Tensor) -> float:
 
 
 METRICS = {
-    "accuracy": BuiltinMetric(_accuracy, higher_is_better=True),
-    "balanced_accuracy": BuiltinMetric(_balanced_accuracy, higher_is_better=True),
-    "f1": BuiltinMetric(_f1, higher_is_better=True),
-    "topk": BuiltinMetric(_topk, higher_is_better=True, parameters=("k",)),
-    "perplexity": BuiltinMetric(_perplexity, higher_is_better=False),
-    "mae": BuiltinMetric(lambda: _error(torch.abs, float), higher_is_better=False),
-    "mse": BuiltinMetric(lambda: _error(torch.square, float), higher_is_better=False),
-    "rmse": BuiltinMetric(lambda: _error(torch.square, math.sqrt), higher_is_better=False),
-    "r2": BuiltinMetric(lambda: _r2, higher_is_better=True),
+    "accuracy": BuiltinMetric(lambda: _topk(1), "higher"),
+    "balanced_accuracy": BuiltinMetric(lambda: _macro(_recall), "higher"),
+    "f1": BuiltinMetric(lambda: _macro(_f1), "higher"),
+    "topk": BuiltinMetric(_topk, "higher", parameters=("k",)),
+    "perplexity": BuiltinMetric(_perplexity, "lower"),
+    "mae": BuiltinMetric(lambda: _error(torch.abs, float), "lower"),
+    "mse": BuiltinMetric(lambda: _error(torch.square, float), "lower"),
+    "rmse": BuiltinMetric(lambda: _error(torch.square, math.sqrt), "lower"),
+    "r2": BuiltinMetric(lambda: Metric(compute_all=_from_all_samples(_r2)), "higher"),
 }
 
 NAMES = (*METRICS, "top5")
@@ -162,55 +193,12 @@ NAMES = (*METRICS, "top5")
 _TOP = re.compile(r"top([1-9][0-9]{0,5})")
 
 
-def find(name: str) -> tuple[BuiltinMetric, dict[str, Any]] | None:
-    """The metric of this name, and the parameters in its name: "top5" is topk with k = 5."""
+def find_builtin(name: str) -> tuple[BuiltinMetric, dict[str, Any]] | None:
+    """Built-in metric of this name, and the parameters in the name: "top5" is topk with k = 5."""
     top = _TOP.fullmatch(name)
     if top is not None:
         return METRICS["topk"]._replace(parameters=()), {"k": int(top[1])}
     return (METRICS[name], {}) if name in METRICS else None
-
-
-Better = Literal["higher", "lower"]
-
-Directions = Mapping[str, Better]
-"""Direction of every measured metric."""
-
-MetricsLike = Mapping[str, Any] | Sequence[Any] | str
-"""Metrics by name, or a list of them: each a name, an import path, a function or an object, or a
-table of one with its parameters and its direction, `better`."""
-
-LOSS, ACCURACY = "loss", "accuracy"
-
-DEFAULT_DIRECTIONS: Directions = {LOSS: "lower", ACCURACY: "higher"}
-"""Metrics that are always measured; the accuracy where targets are classes."""
-
-Part = tuple[Any, Tensor]
-"""Scores and targets of some samples."""
-
-
-class Metric(NamedTuple):
-    """A metric, with either `partial` and `combine` or `compute_all`."""
-
-    name: str
-    better: Better
-    partial: Callable[[Tensor, Tensor, int], list[float]] | None = None
-    """(scores, targets, ignored label) -> sums over a part of the data."""
-    combine: Callable[[Sequence[float]], float] | None = None
-    """The value, from the sums of all parts."""
-    compute_all: Callable[[Sequence[Part]], object] | None = None
-    """The value, from all parts at once."""
-
-    @property
-    def is_additive(self) -> bool:
-        return self.partial is not None
-
-    def compute(self, parts: Sequence[Part]) -> float:
-        """The value over all parts, for a metric that is not additive."""
-        assert self.compute_all is not None
-        field = f"metrics.{self.name}"
-        with convert_errors(field, self.name), torch.no_grad():
-            value = self.compute_all(parts)
-        return _one_number(field, value)
 
 
 def metric_directions(metrics: Iterable[Metric], accuracy: bool) -> dict[str, Better]:
@@ -219,18 +207,18 @@ def metric_directions(metrics: Iterable[Metric], accuracy: bool) -> dict[str, Be
     return {**always, **{metric.name: metric.better for metric in metrics}}
 
 
-def parse_metrics(given: MetricsLike | None, field: str = "metrics") -> tuple[Metric, ...]:
-    """Metrics from any of the forms that a user may give."""
-    if given is None:
+def parse_metrics(value: MetricsLike | None, field: str = "metrics") -> tuple[Metric, ...]:
+    """Parse metrics in any of the forms of `MetricsLike`."""
+    if value is None:
         return ()
-    if isinstance(given, Mapping):
-        metrics = [_metric(f"{field}.{name}", value, name) for name, value in given.items()]
-    elif isinstance(given, str) or not isinstance(given, Sequence):
-        metrics = [_metric(field, given, "")]
+    if isinstance(value, Mapping):
+        metrics = [_metric(f"{field}.{name}", entry, name) for name, entry in value.items()]
+    elif isinstance(value, str) or not isinstance(value, Sequence):
+        metrics = [_metric(field, value, "")]
     else:
-        metrics = [_metric(f"{field}[{place}]", value, "") for place, value in enumerate(given)]
+        metrics = [_metric(f"{field}[{place}]", entry, "") for place, entry in enumerate(value)]
     names = [metric.name for metric in metrics]
-    for name in [*names, *(given if isinstance(given, Mapping) else ())]:
+    for name in [*names, *(value if isinstance(value, Mapping) else ())]:
         if not isinstance(name, str) or not name.strip() or not name.isprintable() or set(name) & set("<>="):
             raise InvalidInput(field, name, "a metric's name must be a text without <, > and =")
         if name == LOSS or names.count(name) > 1:
@@ -239,14 +227,14 @@ def parse_metrics(given: MetricsLike | None, field: str = "metrics") -> tuple[Me
     return tuple(metrics)
 
 
-def _metric(field: str, given: Any, label: str) -> Metric:
-    """A metric under this label, or under its own name."""
-    params = dict(given) if isinstance(given, Mapping) else {"fn": given}
+def _metric(field: str, value: Any, label: str) -> Metric:
+    """Parse a metric, named by the label or, without one, by its own name."""
+    params = dict(value) if isinstance(value, Mapping) else {"fn": value}
     better = params.pop("better", None)
     if better is not None:
         check_choice(f"{field}.better", better, get_args(Better))
     if ("fn" in params) == ("name" in params):
-        raise InvalidInput(field, given, "must be a name, a function, or a table with either: name or fn")
+        raise InvalidInput(field, value, "must be a name, a function, or a table with either: name or fn")
     source = params.pop("fn", None) if "fn" in params else params.pop("name")
     if isinstance(source, str) and ":" not in source:
         return _builtin(field, source, params, label, better)
@@ -259,12 +247,12 @@ def _metric(field: str, given: Any, label: str) -> Metric:
         expected = "must be a function (outputs, targets), or an object with reset, update and compute"
         raise InvalidInput(field, source, expected)
     name = label or str(getattr(source, "__name__", type(source).__name__))
-    compute_all = _streamed(source) if streams else _at_once(source)
+    compute_all = _from_updates(source) if streams else _from_all_samples(source)
     return Metric(name, better or _direction_of(source, name), compute_all=compute_all)
 
 
 def _builtin(field: str, name: str, params: Mapping[str, Any], label: str, better: Better | None) -> Metric:
-    entry = find(name)
+    entry = find_builtin(name)
     if entry is None:
         raise unknown_name(field, name, NAMES)
     builtin, params_of_name = entry
@@ -273,23 +261,22 @@ def _builtin(field: str, name: str, params: Mapping[str, Any], label: str, bette
             raise unknown_name(f"{field} key", key, builtin.parameters)
     metric = builtin.make(**params_of_name, **params)
     name = f"top{params['k']}" if "k" in params else name
-    direction = better or ("higher" if builtin.higher_is_better else "lower")
-    if isinstance(metric, AdditiveMetric):
-        return Metric(label or name, direction, partial=metric.partial, combine=metric.combine)
-    return Metric(label or name, direction, compute_all=_at_once(metric))
+    return metric._replace(name=label or name, better=better or builtin.better)
 
 
 def _direction_of(metric: object, name: str) -> Better:
     """Direction of a user's own metric: its own attribute, as torchmetrics has it, or that of the
     built-in metric of its name, or higher."""
     higher_is_better = getattr(metric, "higher_is_better", None)
-    if not isinstance(higher_is_better, bool):
-        entry = find(name)
-        higher_is_better = entry is None or entry[0].higher_is_better
-    return "higher" if higher_is_better else "lower"
+    if isinstance(higher_is_better, bool):
+        return "higher" if higher_is_better else "lower"
+    entry = find_builtin(name)
+    return "higher" if entry is None else entry[0].better
 
 
-def _at_once(function: Callable[[Any, Tensor], object]) -> Callable[[Sequence[Part]], object]:
+def _from_all_samples(function: Callable[[Any, Tensor], object]) -> Callable[[Sequence[Part]], object]:
+    """`compute_all` of a function of the outputs and targets of all samples."""
+
     def compute_all(parts: Sequence[Part]) -> object:
         outputs, targets = zip(*parts, strict=True)
         try:
@@ -303,8 +290,8 @@ def _at_once(function: Callable[[Any, Tensor], object]) -> Callable[[Sequence[Pa
     return compute_all
 
 
-def _streamed(metric: Any) -> Callable[[Sequence[Part]], object]:
-    """A metric of an object that is updated part by part, and reset before and after."""
+def _from_updates(metric: Any) -> Callable[[Sequence[Part]], object]:
+    """`compute_all` of an object that is updated part by part, and reset before and after."""
 
     def compute_all(parts: Sequence[Part]) -> object:
         device = parts[0][1].device
@@ -318,10 +305,3 @@ def _streamed(metric: Any) -> Callable[[Sequence[Part]], object]:
         return value
 
     return compute_all
-
-
-def _one_number(field: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise InvalidInput(field, type(value).__name__, "must give one number") from None

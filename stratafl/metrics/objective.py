@@ -49,34 +49,31 @@ class Goal:
         return f"{self.metric} {self.sign or 'to'} {self.value:g}"
 
 
-def accuracy_of(field: str, value: Any) -> Goal:
-    """A test accuracy, above 0 and at most 1."""
-    return _checked(field, ACCURACY, value, ">=")
+def parse_goals(field: str, value: Any, default: str = ACCURACY) -> tuple[Goal, ...]:
+    """Parse goals in any of the forms of `GoalLike`; all of them are to be reached.
+
+    default: the metric of a number alone.
+    """
+    if isinstance(value, str):
+        return (_parse_text(field, value, default),)
+    if isinstance(value, Mapping) and value:
+        return tuple(_goal(f"{field}.{name}", str(name), number) for name, number in value.items())
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return (_goal_of_number(field, value, default),)
+    raise InvalidInput(field, value, f"must look like {EXAMPLES}, or be a table such as {{ accuracy = 0.8 }}")
 
 
-def parse_goals(field: str, given: Any, default: str = ACCURACY) -> tuple[Goal, ...]:
-    """Goals from any of the forms of `GoalLike`; all of them are to be reached. default: the metric
-    of a number alone."""
-    if isinstance(given, str):
-        return (_read(field, given, default),)
-    if isinstance(given, Mapping) and given:
-        return tuple(_checked(f"{field}.{name}", str(name), value) for name, value in given.items())
-    if isinstance(given, int | float) and not isinstance(given, bool):
-        return (_alone(field, given, default),)
-    raise InvalidInput(field, given, f"must look like {EXAMPLES}, or be a table such as {{ accuracy = 0.8 }}")
-
-
-def parse_goal(field: str, given: Any, default: str = ACCURACY) -> Goal:
-    """A single goal."""
-    goals = parse_goals(field, given, default)
+def parse_goal(field: str, value: Any, default: str = ACCURACY) -> Goal:
+    """Parse a single goal."""
+    goals = parse_goals(field, value, default)
     if len(goals) > 1:
-        raise InvalidInput(field, given, "must be one metric and its value")
+        raise InvalidInput(field, value, "must be one metric and its value")
     return goals[0]
 
 
 def default_metric(measured: Iterable[str]) -> str:
-    """The metric that runs are compared by unless another is named: the accuracy, or else the first
-    of the others by name, or else the loss."""
+    """Metric that runs are compared by unless another is named: the accuracy, or else the first of
+    the others by name, or else the loss."""
     return min(measured, key=rank, default=ACCURACY)
 
 
@@ -85,36 +82,25 @@ def rank(metric: str) -> tuple[bool, bool, str]:
     return metric != ACCURACY, metric == LOSS, metric
 
 
-def _read(field: str, text: str, default: str) -> Goal:
+def _parse_text(field: str, text: str, default: str) -> Goal:
     match = _TEXT.fullmatch(text)
     try:
         value = float(text if match is None else match[3])
     except ValueError:
         raise InvalidInput(field, text, f"must look like {EXAMPLES}") from None
     if match is None:
-        return _alone(field, value, default)
-    return _checked(field, match[1], value, "" if match[2] == "=" else match[2])
+        return _goal_of_number(field, value, default)
+    return _goal(field, match[1], value, "" if match[2] == "=" else match[2])
 
 
-def _alone(field: str, value: float, default: str) -> Goal:
-    return accuracy_of(field, value) if default == ACCURACY else _checked(field, default, value)
+def _goal_of_number(field: str, value: float, metric: str) -> Goal:
+    return _goal(field, metric, value, ">=" if metric == ACCURACY else "")
 
 
-def _checked(field: str, metric: str, value: Any, sign: str = "") -> Goal:
-    """A goal whose value its metric can have."""
-    is_share = metric == ACCURACY
-    return Goal(
-        metric, check_number(field, value, above=0, at_most=1) if is_share else check_number(field, value), sign
-    )
-
-
-def check_goals_measured(field: str, given: Any, goals: tuple[Goal, ...], better: Directions) -> tuple[Goal, ...]:
-    """The goals with their signs; raise where a metric is not measured."""
-    for goal in goals:
-        if goal.metric not in better:
-            known = f"measured are {', '.join(better)}" if better else "there is no test data"
-            raise InvalidInput(field, given, f"{goal.metric!r} is not measured; {known}")
-    return tuple(goal.with_direction(better) for goal in goals)
+def _goal(field: str, metric: str, value: Any, sign: str = "") -> Goal:
+    """Check that the metric can have the value, and make a goal of both."""
+    above, at_most = (0, 1) if metric == ACCURACY else (None, None)
+    return Goal(metric, check_number(field, value, above=above, at_most=at_most), sign)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,16 +116,22 @@ class Objective:
     rounds."""
 
 
-def stopping(stop_at: Any, stop_when: Any) -> tuple[str, Any, tuple[Goal, ...]]:
-    """Goals of a run with the name and value of their argument; their metrics need not be
-    measured."""
+def parse_stop_goals(stop_at: Any, stop_when: Any, better: Directions | None = None) -> tuple[Goal, ...]:
+    """Goals that end a run.
+
+    better: directions of all measured metrics, where they are known already: goals then get their
+        signs, and a metric that is not measured is an error.
+    """
     if stop_at is not None and stop_when is not None:
         raise InvalidInput("stop_when", stop_when, "give either stop_at, an accuracy, or stop_when")
-    if stop_when is not None:
-        return "stop_when", stop_when, parse_goals("stop_when", stop_when)
-    return "stop_at", stop_at, () if stop_at is None else (accuracy_of("stop_at", stop_at),)
-
-
-def stops_at(stop_at: Any, stop_when: Any, better: dict[str, Better]) -> tuple[Goal, ...]:
-    """The goals, if everything in them is measured."""
-    return check_goals_measured(*stopping(stop_at, stop_when), better)
+    field, value = ("stop_at", stop_at) if stop_when is None else ("stop_when", stop_when)
+    if value is None:
+        return ()
+    goals = parse_goals(field, value) if field == "stop_when" else (_goal(field, ACCURACY, value, ">="),)
+    if better is None:
+        return goals
+    for goal in goals:
+        if goal.metric not in better:
+            measured = f"measured are {', '.join(better)}" if better else "there is no test data"
+            raise InvalidInput(field, value, f"{goal.metric!r} is not measured; {measured}")
+    return tuple(goal.with_direction(better) for goal in goals)

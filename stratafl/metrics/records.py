@@ -79,12 +79,12 @@ def over_nodes(tree: Tree, nodes: Mapping[str, Mapping[str, float]], better: Dir
         for metric, value in metrics.items():
             level.setdefault(metric, []).append(value)
     return {
-        level: {metric: _over(values, better.get(metric, "higher")) for metric, values in metrics.items()}
+        level: {metric: _aggregate(values, better.get(metric, "higher")) for metric, values in metrics.items()}
         for level, metrics in sorted(levels.items(), key=lambda item: int(item[0]))
     }
 
 
-def _over(values: Sequence[float], better: Better) -> dict[str, float]:
+def _aggregate(values: Sequence[float], better: Better) -> dict[str, float]:
     if not all(map(math.isfinite, values)):
         return dict.fromkeys(("mean", "worst", "deviation"), math.nan)
     worst = min(values) if better == "higher" else max(values)
@@ -138,24 +138,19 @@ class RoundResult:
     @staticmethod
     def of(values: Mapping[str, Any]) -> RoundResult:
         """Read a record that `dataclasses.asdict` wrote, also by way of JSON."""
-        # fields that records of earlier versions do not have
-        defaults = {"too_large": (), "renewed": True, "over_nodes": {}}
-        values = {**defaults, **values} if isinstance(values, Mapping) else values
-        cls = RoundResult
-        for key, subclass in (("absent", DeployedRound), ("late", ClockedRound)):
-            cls = subclass if isinstance(values, Mapping) and key in values else cls
+        # records of earlier versions lack some fields, and those of later versions have more
+        table = {"too_large": (), "renewed": True, "over_nodes": {}, **values} if isinstance(values, Mapping) else {}
+        cls = ClockedRound if "late" in table else DeployedRound if "absent" in table else RoundResult
         names = {f.name for f in fields(cls)}
-        if not isinstance(values, Mapping) or not names <= set(values):
+        if not names <= set(table):
             raise InvalidInput("record", values, f"must have {', '.join(sorted(names))}")
-        # fields that later versions add are ignored
-        values = {name: values[name] for name in values if name in names}
+        values = {name: table[name] for name in table if name in names}
         real = int | float
         kinds: dict[str, Any] = {"round": int, "steps": int}
         kinds |= dict.fromkeys(("metrics", "nodes", "drift", "over_nodes"), dict)
-        kinds |= dict.fromkeys(("lr", "bytes_per_client", "seconds"), real)
-        kinds |= dict.fromkeys(({"clock_seconds", "clock_total"} & names), real)
-        for name, kind in kinds.items():
-            if not isinstance(values[name], kind) or isinstance(values[name], bool):
+        kinds |= dict.fromkeys(("lr", "bytes_per_client", "seconds", "clock_seconds", "clock_total"), real)
+        for name in [name for name in kinds if name in names]:
+            if not isinstance(values[name], kinds[name]) or isinstance(values[name], bool):
                 raise InvalidInput(f"record.{name}", values[name], "is of the wrong kind")
         levels = values["over_nodes"].values()
         over = [table for level in levels for table in (level.values() if isinstance(level, dict) else [level])]
@@ -194,7 +189,7 @@ class ClockedRound(RoundResult):
 
 @dataclass(frozen=True, kw_only=True)
 class RankRecord:
-    """One rank's observations of a round, or of some successive synchronisations of one."""
+    """Observations of one rank in a round, or in some successive synchronisations of a round."""
 
     rejected: list[list[Rejection]]
     """The rejections of every synchronisation."""
@@ -270,7 +265,7 @@ class PartialRecord:
         )
 
     def append(self, later: PartialRecord) -> PartialRecord:
-        """These synchronisations, followed by later ones."""
+        """Append the observations of later synchronisations."""
         return PartialRecord(
             rejected=[*self.rejected, *later.rejected],
             drift=None if self.drift is None or later.drift is None else append_syncs(self.drift, later.drift),
@@ -295,8 +290,8 @@ def merge_records(
     before: the round's first synchronisations, where the ranks' records only have later ones.
     """
     evaluations = [part.evaluation for part in parts if part.evaluation is not None]
-    whole = (before or PartialRecord()).append(PartialRecord.merge_ranks(tree, parts))
-    rejected = [rejection.name for rejection in whole.rejected]
+    total = (before or PartialRecord()).append(PartialRecord.merge_ranks(tree, parts))
+    rejected = [rejection.name for rejection in total.rejected]
     nodes = {
         name: metrics
         for level in zip(*(part.nodes for part in parts), strict=True)
@@ -312,8 +307,8 @@ def merge_records(
         refused=tuple(rejected),
         bytes_per_client=sum(part.client_bytes for part in parts) / tree.leaves,
         seconds=seconds,
-        drift=_diagnosis(tree, whole, rejected),
-        too_large=tuple(rejection.name for rejection in whole.rejected if rejection.is_oversized),
+        drift=_drift_measures(tree, total, rejected),
+        too_large=tuple(rejection.name for rejection in total.rejected if rejection.is_oversized),
         renewed=parts[0].renewed,
         over_nodes=over_nodes(tree, nodes, objective.better),
     )
@@ -323,11 +318,11 @@ def _is_list(value: object, *kinds: type) -> bool:
     """Whether a value is a list with one entry of each of these types."""
     if not isinstance(value, list | tuple) or len(value) != len(kinds):
         return False
-    return all(type(each) is kind for each, kind in zip(value, kinds, strict=True))
+    return all(type(entry) is kind for entry, kind in zip(value, kinds, strict=True))
 
 
 def _are_pairs(sums: list[Any], weights: list[Any]) -> bool:
-    return len(sums) == len(weights) and all(type(each) is float for each in (*sums, *weights))
+    return len(sums) == len(weights) and all(type(number) is float for number in (*sums, *weights))
 
 
 def _in_order(tree: Tree, parts: Sequence[list[Rejection]]) -> list[Rejection]:
@@ -344,15 +339,15 @@ def _in_order(tree: Tree, parts: Sequence[list[Rejection]]) -> list[Rejection]:
     return sorted(rejections, key=key)
 
 
-def _diagnosis(tree: Tree, whole: PartialRecord, rejected: Sequence[str]) -> Levels:
+def _drift_measures(tree: Tree, total: PartialRecord, rejected: Sequence[str]) -> Levels:
     """Drift measures, counts of rejections and shares of clipped steps, by level."""
-    if whole.drift is None:
+    if total.drift is None:
         return {}
-    levels = drift_by_level(tree.depth, whole.drift)
+    levels = drift_by_level(tree.depth, total.drift)
     for level, count in by_level(tree, rejected).items():
         levels[level]["refused"] = count
-    if whole.clipped is not None and whole.client_steps:
-        levels[str(tree.depth)]["clipped"] = whole.clipped / whole.client_steps
+    if total.clipped is not None and total.client_steps:
+        levels[str(tree.depth)]["clipped"] = total.clipped / total.client_steps
     return levels
 
 

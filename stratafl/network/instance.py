@@ -22,8 +22,7 @@ import torch
 from stratafl.base.errors import InvalidInput
 from stratafl.base.rng import Stream, uniform
 from stratafl.base.topology import Tree
-from stratafl.network.distributions import Distribution
-from stratafl.network.specification import DEVICE, LINK, TIER, Network
+from stratafl.network.specification import DEVICE, LINK, TIER, Distribution, Network
 
 BYTES_PER_MBIT = 1e6 / 8
 PARENT = tuple(name for name in TIER if name not in LINK)

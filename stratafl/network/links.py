@@ -16,17 +16,37 @@ BLOCK = 1 << 17
 enough for a processor's cache."""
 
 
-def transfer_end_times(
-    start_GK: np.ndarray, bytes_GK: np.ndarray, rate_GK: np.ndarray, capacity_G: np.ndarray, is_sent_GK: np.ndarray
-) -> np.ndarray:
-    """End time of each transfer of a group; entries where nothing is sent are undefined.
+class Transfers(NamedTuple):
+    """Transfers of groups of siblings, one row per group."""
 
-    rate_GK: bytes per second of each child's own link; capacity_G: of the parent's link, which all
-    share.
-    """
-    end_GK = np.where(is_sent_GK, start_GK + bytes_GK / rate_GK, start_GK)
-    # a shared link limits nothing if it carries all transfers at their full rates
-    is_limited_G = (rate_GK * is_sent_GK).sum(axis=1) > capacity_G
+    start_GK: np.ndarray
+    bytes_GK: np.ndarray
+    rate_GK: np.ndarray
+    """Bytes per second of each child's own link."""
+    capacity_G: np.ndarray
+    """Bytes per second of the parent's link, which all children share."""
+    is_sent_GK: np.ndarray
+
+    def select(self, group_G: np.ndarray) -> Transfers:
+        """Transfers of the groups in a mask."""
+        return Transfers(*(values[group_G] for values in self))
+
+    @property
+    def is_limited_G(self) -> np.ndarray:
+        """Groups whose shared link cannot carry all transfers at their full rates."""
+        return np.asarray((self.rate_GK * self.is_sent_GK).sum(axis=1) > self.capacity_G)
+
+    @property
+    def unshared_end_GK(self) -> np.ndarray:
+        """End times if no link were shared."""
+        return self.start_GK + self.bytes_GK / self.rate_GK
+
+
+def transfer_end_times(transfers: Transfers) -> np.ndarray:
+    """End time of each transfer; entries where nothing is sent are undefined."""
+    start_GK, bytes_GK, rate_GK, capacity_G, is_sent_GK = transfers
+    end_GK = np.where(is_sent_GK, transfers.unshared_end_GK, start_GK)
+    is_limited_G = transfers.is_limited_G
     # equal transfers that begin together end together: the common case, which needs no simulation
     is_uniform_G = is_limited_G & np.logical_and.reduce(
         [_has_equal_values(values_GK, is_sent_GK) for values_GK in (start_GK, bytes_GK, rate_GK)]
@@ -35,32 +55,23 @@ def transfer_end_times(
     end_GK = np.where(is_uniform_G[:, None] & is_sent_GK, common_end_GK, end_GK)
     is_mixed_G = is_limited_G & ~is_uniform_G
     if is_mixed_G.any():
-        until_G = np.full_like(capacity_G, np.inf)
-        mixed = (values[is_mixed_G] for values in (start_GK, bytes_GK, rate_GK, capacity_G, is_sent_GK, until_G))
-        end_GK[is_mixed_G], _ = simulate_shared_links(*mixed)
+        mixed = transfers.select(is_mixed_G)
+        end_GK[is_mixed_G], _ = simulate_shared_links(mixed, np.full_like(mixed.capacity_G, np.inf))
     return end_GK
 
 
-def remaining_bytes(
-    start_GK: np.ndarray,
-    bytes_GK: np.ndarray,
-    rate_GK: np.ndarray,
-    capacity_G: np.ndarray,
-    is_sent_GK: np.ndarray,
-    time_G: np.ndarray,
-) -> np.ndarray:
+def remaining_bytes(transfers: Transfers, time_G: np.ndarray) -> np.ndarray:
     """Bytes of each transfer that are not yet sent at a given time of its group.
 
     Sending them from that time, or from a later start, ends as `transfer_end_times` says.
     """
     time_G1 = time_G[:, None]
-    sent_GK = rate_GK * np.maximum(time_G1 - start_GK, 0.0)
-    is_finished_GK = ~is_sent_GK | (start_GK + bytes_GK / rate_GK <= time_G1)
-    remaining_GK = np.where(is_finished_GK, 0.0, np.maximum(bytes_GK - sent_GK, 0.0))
-    is_limited_G = (rate_GK * is_sent_GK).sum(axis=1) > capacity_G
+    sent_GK = transfers.rate_GK * np.maximum(time_G1 - transfers.start_GK, 0.0)
+    is_finished_GK = ~transfers.is_sent_GK | (transfers.unshared_end_GK <= time_G1)
+    remaining_GK = np.where(is_finished_GK, 0.0, np.maximum(transfers.bytes_GK - sent_GK, 0.0))
+    is_limited_G = transfers.is_limited_G
     if is_limited_G.any():
-        limited = (values[is_limited_G] for values in (start_GK, bytes_GK, rate_GK, capacity_G, is_sent_GK, time_G))
-        _, remaining_GK[is_limited_G] = simulate_shared_links(*limited)
+        _, remaining_GK[is_limited_G] = simulate_shared_links(transfers.select(is_limited_G), time_G[is_limited_G])
     return remaining_GK
 
 
@@ -70,22 +81,16 @@ def _has_equal_values(values_GK: np.ndarray, is_sent_GK: np.ndarray) -> np.ndarr
     return np.asarray(np.where(is_sent_GK, values_GK, np.inf).min(axis=1) == largest_G)
 
 
-def simulate_shared_links(
-    start_GK: np.ndarray,
-    bytes_GK: np.ndarray,
-    rate_GK: np.ndarray,
-    capacity_G: np.ndarray,
-    is_sent_GK: np.ndarray,
-    until_G: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
+def simulate_shared_links(transfers: Transfers, until_G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Simulate transfers up to a given time of each group; returns the end times of finished
     transfers and the remaining bytes of the others."""
-    end_GK, remaining_GK = start_GK.copy(), np.where(is_sent_GK, bytes_GK, 0.0)
-    size = max(1, BLOCK // start_GK.shape[1])
-    for first in range(0, len(capacity_G), size):
+    end_GK = transfers.start_GK.copy()
+    remaining_GK = np.where(transfers.is_sent_GK, transfers.bytes_GK, 0.0)
+    size = max(1, BLOCK // end_GK.shape[1])
+    for first in range(0, len(until_G), size):
         block = slice(first, first + size)
-        values = start_GK[block], remaining_GK[block], rate_GK[block], capacity_G[block], until_G[block]
-        state, low = _LinkState.of(*values), 0
+        values = transfers.rate_GK[block], transfers.capacity_G[block], until_G[block]
+        state, low = _LinkState.of(transfers.start_GK[block], remaining_GK[block], *values), 0
         while len(state.time_B):
             state = state.without_idle(end_GK[block], remaining_GK[block])
             state.begin()
@@ -252,7 +257,7 @@ class SiblingGroups:
         return -self.max(-values_RN)
 
     def to_children(self, values_RM: np.ndarray) -> np.ndarray:
-        """Each parent's value, repeated for its children."""
+        """Repeat each parent's value for its children."""
         return values_RM[:, self._parent_N]
 
     def arrival_rank(self, times_RN: np.ndarray) -> np.ndarray:
@@ -263,47 +268,29 @@ class SiblingGroups:
         np.put_along_axis(rank, order, np.arange(self._largest_group)[None], axis=1)
         return rank.reshape(len(times_RN), -1)[:, self._place_N]
 
-    def transfer_end_times(
-        self,
-        start_RN: np.ndarray,
-        bytes_RN: np.ndarray,
-        rate_N: np.ndarray,
-        capacity_M: np.ndarray,
-        is_sent_RN: np.ndarray,
-    ) -> np.ndarray:
-        """End times of transfers; where nothing is sent, its own start."""
-        if np.isinf(capacity_M).all():
-            return np.where(is_sent_RN, start_RN + bytes_RN / rate_N, start_RN)
-        start, byte_count, rate, capacity, is_sent = self._by_group(start_RN, bytes_RN, rate_N, capacity_M, is_sent_RN)
-        ends = transfer_end_times(start, byte_count, rate, capacity, is_sent)
-        return ends.reshape(len(is_sent_RN), -1)[:, self._place_N]
+    def transfer_end_times(self, transfers: Transfers) -> np.ndarray:
+        """End times of the children's transfers, as `_by_group` takes them; where nothing is sent,
+        its own start."""
+        if np.isinf(transfers.capacity_G).all():
+            return np.where(transfers.is_sent_GK, transfers.unshared_end_GK, transfers.start_GK)
+        ends = transfer_end_times(self._by_group(transfers))
+        return ends.reshape(len(transfers.is_sent_GK), -1)[:, self._place_N]
 
-    def remaining_bytes(
-        self,
-        start_RN: np.ndarray,
-        bytes_RN: np.ndarray,
-        rate_N: np.ndarray,
-        capacity_M: np.ndarray,
-        is_sent_RN: np.ndarray,
-        time_RM: np.ndarray,
-    ) -> np.ndarray:
-        """Bytes of transfers that are not yet sent at a given time of their parent."""
-        start, byte_count, rate, capacity, is_sent = self._by_group(start_RN, bytes_RN, rate_N, capacity_M, is_sent_RN)
-        remaining = remaining_bytes(start, byte_count, rate, capacity, is_sent, time_RM.reshape(-1))
-        return remaining.reshape(len(is_sent_RN), -1)[:, self._place_N]
+    def remaining_bytes(self, transfers: Transfers, time_RM: np.ndarray) -> np.ndarray:
+        """Bytes of the children's transfers that are not yet sent at a given time of their
+        parent."""
+        remaining = remaining_bytes(self._by_group(transfers), time_RM.reshape(-1))
+        return remaining.reshape(len(transfers.is_sent_GK), -1)[:, self._place_N]
 
-    def _by_group(
-        self,
-        start_RN: np.ndarray,
-        bytes_RN: np.ndarray,
-        rate_N: np.ndarray,
-        capacity_M: np.ndarray,
-        is_sent_RN: np.ndarray,
-    ) -> tuple[np.ndarray, ...]:
-        """Arguments as `transfer_end_times` takes them: one row per parent."""
+    def _by_group(self, transfers: Transfers) -> Transfers:
+        """Arrange transfers of rounds and nodes (R x N) with one row per round and parent.
+
+        Rates and capacities are given once for all rounds: (N) and (M).
+        """
+        start_RN, bytes_RN, rate_N, capacity_M, is_sent_RN = transfers
         rate_RN = np.broadcast_to(rate_N, is_sent_RN.shape)
         start, byte_count, rate = self._pad(start_RN, 0.0), self._pad(bytes_RN, 0.0), self._pad(rate_RN, 1.0)
-        return start, byte_count, rate, np.tile(capacity_M, len(is_sent_RN)), self._pad(is_sent_RN, False)
+        return Transfers(start, byte_count, rate, np.tile(capacity_M, len(is_sent_RN)), self._pad(is_sent_RN, False))
 
     def _pad(self, values_RN: np.ndarray, fill: float | bool) -> np.ndarray:
         padded = np.full((len(values_RN), self._parents * self._largest_group), fill, dtype=values_RN.dtype)

@@ -99,25 +99,14 @@ class RoundBlock:
 
     def repeated(self, schedule: Schedule, rounds: range) -> tuple[Stage, ...]:
         """Stages of equal rounds for some of the repetitions, each with random draws of its own."""
-        return tuple(
-            replace(
-                stage,
-                active={level: _repeated(rows, rounds) for level, rows in stage.active.items()},
-                downloads={
-                    level: Messages(*(_repeated(rows, rounds) for rows in sent))
-                    for level, sent in stage.downloads.items()
-                },
-                uploads={
-                    level: Messages(*(_repeated(rows, rounds) for rows in sent))
-                    for level, sent in stage.uploads.items()
-                },
-                counter={
-                    level: first + schedule.meetings[level] * np.arange(rounds.start, rounds.stop)
-                    for level, first in stage.counter.items()
-                },
-            )
-            for stage in self.stages
-        )
+        numbers_R = np.arange(rounds.start, rounds.stop)
+
+        def repeat(stage: Stage) -> Stage:
+            counter = {level: first + schedule.meetings[level] * numbers_R for level, first in stage.counter.items()}
+            repeated = stage.map_rows(lambda rows_1N: np.broadcast_to(rows_1N, (len(rounds), rows_1N.shape[1])))
+            return replace(repeated, counter=counter)
+
+        return tuple(map(repeat, self.stages))
 
 
 ByLevel = dict[int, np.ndarray]
@@ -354,10 +343,6 @@ class WorkloadReplay:
                 total[row + 2] += sign * direction.bytes[level]
 
 
-def _repeated(rows_1N: np.ndarray, rounds: range) -> np.ndarray:
-    return np.broadcast_to(rows_1N, (len(rounds), rows_1N.shape[1]))
-
-
 def _combined(one: MessageCounts, other: MessageCounts) -> MessageCounts:
     """Combine two messages to the same nodes that travel as one: the bytes of both."""
     return np.maximum(one[0], other[0]), one[1] + other[1]
@@ -476,19 +461,12 @@ def _stages_of_round(workload: Workload, round: int, timeline: NetworkTimeline) 
         if len(block.traffic[0].bytes_up) < block.rounds:
             return block.repeated(workload.schedule, range(row, row + 1))
         if row < block.rounds:
-            return tuple(_row_of(stage, row) for stage in block.stages)
+            rows = slice(row, row + 1)
+            return tuple(
+                replace(
+                    stage.map_rows(lambda values_RN: values_RN[rows]),
+                    counter={level: counter_R[rows] for level, counter_R in stage.counter.items()},
+                )
+                for stage in block.stages
+            )
     raise AssertionError("a workload has all its rounds")
-
-
-def _row_of(stage: Stage, row: int) -> Stage:
-    rows = slice(row, row + 1)
-    return replace(
-        stage,
-        active={level: active_RN[rows] for level, active_RN in stage.active.items()},
-        downloads={level: Messages(*(values[rows] for values in sent)) for level, sent in stage.downloads.items()},
-        uploads={level: Messages(*(values[rows] for values in sent)) for level, sent in stage.uploads.items()},
-        counter={level: counter_R[rows] for level, counter_R in stage.counter.items()},
-        selected=None
-        if stage.selected is None
-        else {level: selected_RN[rows] for level, selected_RN in stage.selected.items()},
-    )

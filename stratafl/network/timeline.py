@@ -6,13 +6,13 @@ Shape suffixes: R global rounds, N nodes of a level, M nodes of the level above,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from stratafl.network.instance import NetworkInstance
-from stratafl.network.links import SiblingGroups
+from stratafl.network.links import SiblingGroups, Transfers
 from stratafl.network.waiting import WAIT_FOR_ALL, ClosedRound, WaitPolicy, close_round
 
 OFFLINE, COMPUTE, DOWNLOAD, UPLOAD, WAIT, AGGREGATE, SUBTREE = PARTS = (
@@ -121,6 +121,20 @@ class Stage:
     def working(self, level: int) -> np.ndarray:
         """Nodes of a level that work, whether their update is used or not."""
         return self.active[level] if self.selected is None else self.selected[level]
+
+    def map_rows(self, function: Callable[[np.ndarray], np.ndarray]) -> Stage:
+        """Apply a function to every matrix of rounds and nodes (R x N)."""
+
+        def of_messages(messages: dict[int, Messages]) -> dict[int, Messages]:
+            return {level: Messages(*map(function, sent)) for level, sent in messages.items()}
+
+        return replace(
+            self,
+            active={level: function(active_RN) for level, active_RN in self.active.items()},
+            downloads=of_messages(self.downloads),
+            uploads=of_messages(self.uploads),
+            selected=self.selected and {level: function(nodes_RN) for level, nodes_RN in self.selected.items()},
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,9 +272,8 @@ class NetworkTimeline:
         start_RN = sent_at_RN + offline_RN + downloads.count_RN * link.overhead_s_N
         bytes_RN = downloads.bytes_RN + downloads.count_RN * link.overhead_bytes_N
         # a child that does not take part is in no hurry, and gets what the shared link has to spare
-        download_end_RN = siblings.transfer_end_times(
-            start_RN, bytes_RN, link.down_N, link.pipe_down_M, is_sent_RN & working_RN
-        )
+        transfers = Transfers(start_RN, bytes_RN, link.down_N, link.pipe_down_M, is_sent_RN & working_RN)
+        download_end_RN = siblings.transfer_end_times(transfers)
         download_end_RN = np.where(is_sent_RN & ~working_RN, start_RN + bytes_RN / link.down_N, download_end_RN)
         delay_RN = link.latency_N + link.jitter.sample_per_round(self.instance.seed, 2 * stage.counter[level])
         received_RN = np.where(is_sent_RN, download_end_RN + delay_RN, sent_at_RN + offline_RN)
@@ -317,7 +330,8 @@ class NetworkTimeline:
         is_sent_RN = uploads.count_RN > 0
         start_RN = ready_RN + uploads.count_RN * link.overhead_s_N
         bytes_RN = uploads.bytes_RN + uploads.count_RN * link.overhead_bytes_N
-        upload_end_RN = siblings.transfer_end_times(start_RN, bytes_RN, link.up_N, link.pipe_up_M, is_sent_RN)
+        transfers = Transfers(start_RN, bytes_RN, link.up_N, link.pipe_up_M, is_sent_RN)
+        upload_end_RN = siblings.transfer_end_times(transfers)
         delay_RN = link.latency_N + link.jitter.sample_per_round(self.instance.seed, 2 * stage.counter[level] + 1)
         arrival_RN = upload_end_RN + delay_RN
         has_model_RN = uploads.bytes_RN > 0
@@ -387,8 +401,8 @@ class NetworkTimeline:
         opened_RN = siblings.to_children(opened_RM)
         work = InFlightWork.started(state.in_flight.get(level), state.working[level], opened_RN, phases, new)
         state.in_flight[level], report = work, work.report
-        transfers = report.begin_RN, report.bytes_RN, link.up_N, link.pipe_up_M, work.active_RN
-        upload_end_RN = siblings.transfer_end_times(*transfers)
+        transfers = Transfers(report.begin_RN, report.bytes_RN, link.up_N, link.pipe_up_M, work.active_RN)
+        upload_end_RN = siblings.transfer_end_times(transfers)
         arrival_RN = upload_end_RN + report.delay_RN
         selected_RN = work.active_RN & siblings.to_children(state.working[level - 1])
         round = close_round(self.wait[level - 1], siblings, arrival_RN, selected_RN, report.has_model_RN, opened_RM)
@@ -408,7 +422,7 @@ class NetworkTimeline:
         totals.emit(AGGREGATE, level, round.end_RM, round.end_RM + aggregation_RM, round.count_RM > 0)
         # a parent that holds no round leaves everything as it is
         until_RM = np.where(selected_RM > 0, round.end_RM, -np.inf)
-        remaining_RN = siblings.remaining_bytes(*transfers, until_RM)
+        remaining_RN = siblings.remaining_bytes(transfers, until_RM)
         work.after_aggregation(round.arrived_RN, remaining_RN, upload_end_RN, siblings.to_children(until_RM))
         state.round_closed[level] = np.maximum(state.round_closed.get(level, opened_RM), until_RM)
         return round.arrived_RN, round.end_RM + aggregation_RM
@@ -430,6 +444,6 @@ class NetworkTimeline:
         """Emit the activities of children whose parents have closed their last round."""
         for level, work in state.in_flight.items():
             link, report = self.instance.link(level), work.report
-            transfers = report.begin_RN, report.bytes_RN, link.up_N, link.pipe_up_M, work.active_RN
-            arrival_RN = self._siblings[level - 1].transfer_end_times(*transfers) + report.delay_RN
+            transfers = Transfers(report.begin_RN, report.bytes_RN, link.up_N, link.pipe_up_M, work.active_RN)
+            arrival_RN = self._siblings[level - 1].transfer_end_times(transfers) + report.delay_RN
             self._emit_uploads(level, state, arrival_RN, np.full_like(arrival_RN, state.seconds_R[0]), work.active_RN)

@@ -31,8 +31,8 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from stratafl.base.errors import InvalidInput, unknown_name
-from stratafl.base.validation import check_choice, check_count_or_fraction, check_integer, check_number
+from stratafl.base.errors import InvalidInput
+from stratafl.base.validation import check_choice, check_count_or_fraction, check_integer, check_keys, check_number
 from stratafl.network.links import SiblingGroups
 
 FIRST = "must be a number, or a fraction with a point"
@@ -87,17 +87,17 @@ Wait = None | str | Mapping[str, Any] | WaitPolicy
 """Policy of one level as users write it."""
 
 
-def check_wait(wait: Wait | Sequence[Wait], depth: int, field: str = "wait") -> tuple[WaitPolicy, ...]:
+def check_wait(wait: Wait | Sequence[Wait], depth: int) -> tuple[WaitPolicy, ...]:
     """Check waiting policies, one per edge level, root first; a single one is for the leaves'
     level."""
     if isinstance(wait, Sequence) and not isinstance(wait, str):
         if len(wait) != depth:
-            raise InvalidInput(field, list(wait), f"needs one entry per edge level, {depth} of them")
-        return tuple(_policy(entry, field) for entry in wait)
-    return (WAIT_FOR_ALL,) * (depth - 1) + (_policy(wait, field),)
+            raise InvalidInput("wait", list(wait), f"needs one entry per edge level, {depth} of them")
+        return tuple(map(_policy, wait))
+    return (WAIT_FOR_ALL,) * (depth - 1) + (_policy(wait),)
 
 
-def _policy(value: Any, field: str) -> WaitPolicy:
+def _policy(value: Any) -> WaitPolicy:
     if isinstance(value, WaitPolicy):
         return value
     if value is None or (isinstance(value, str) and value == "all"):
@@ -106,31 +106,28 @@ def _policy(value: Any, field: str) -> WaitPolicy:
         reason = (
             "say how many children's work is merged together: { buffer = 10 } is FedBuff's, { buffer = 1 } FedAsync's"
         )
-        raise InvalidInput(field, value, reason)
+        raise InvalidInput("wait", value, reason)
     if not isinstance(value, Mapping) or not value:
-        raise InvalidInput(field, value, KINDS)
-    keys = ("deadline", "first", "buffer", "late", "staleness")
-    for key in value:
-        if key not in keys:
-            raise unknown_name(f"{field} key", key, keys)
+        raise InvalidInput("wait", value, KINDS)
+    check_keys("wait", value, ("deadline", "first", "buffer", "late", "staleness"))
     values = {key: entry for key, entry in value.items() if entry is not None}
     if "buffer" in values:
         if "first" in values or "deadline" in values or values.get("late", "counts") != "counts":
             reason = 'is short for first = a number, late = "counts", and goes with staleness alone'
-            raise InvalidInput(f"{field}.buffer", values["buffer"], reason)
-        size = check_integer(f"{field}.buffer", values.pop("buffer"), at_least=1, at_most=1 << 31)
+            raise InvalidInput("wait.buffer", values["buffer"], reason)
+        size = check_integer("wait.buffer", values.pop("buffer"), at_least=1, at_most=1 << 31)
         values |= {"first": size, "late": "counts"}
     deadline, first = values.get("deadline"), values.get("first")
-    late = check_choice(f"{field}.late", values.get("late", "stops"), get_args(Late))
+    late = check_choice("wait.late", values.get("late", "stops"), get_args(Late))
     if late == "counts" and deadline is None and first is None:
-        raise InvalidInput(field, value, "late work counts where a deadline or first says who is late")
+        raise InvalidInput("wait", value, "late work counts where a deadline or first says who is late")
     if late == "stops" and "staleness" in values:
-        raise InvalidInput(f"{field}.staleness", values["staleness"], 'is for late = "counts"')
+        raise InvalidInput("wait.staleness", values["staleness"], 'is for late = "counts"')
     return WaitPolicy(
-        None if deadline is None else check_number(f"{field}.deadline", deadline, above=0),
-        None if first is None else check_count_or_fraction(f"{field}.first", first, FIRST),
+        None if deadline is None else check_number("wait.deadline", deadline, above=0),
+        None if first is None else check_count_or_fraction("wait.first", first, FIRST),
         late,
-        check_number(f"{field}.staleness", values.get("staleness", STALENESS), at_least=0),
+        check_number("wait.staleness", values.get("staleness", STALENESS), at_least=0),
     )
 
 

@@ -26,7 +26,6 @@ DASHES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1, 1.4)), (0, (5, 1.6, 1, 1.6)
 grey."""
 
 MAX_DISTINCT_STYLES = len(COLOURS) * len(DASHES)
-
 COLUMN, PAGE = 3.4, 7.0
 """Width of one and of two columns of a paper, in inches."""
 
@@ -48,15 +47,16 @@ def figures(
     except OSError as problem:
         raise InvalidInput("--figures", str(folder), problem.strerror or str(problem)) from None
     metrics, main = select_metric(groups, metric)
-    written = _tables(folder, groups, metrics, main, targets)
+    table = columns(groups, metrics, main, targets)
+    texts = {folder / "summary.csv": as_csv(table), folder / "summary.tex": as_latex(table)}
+    for path, text in texts.items():
+        with atomic_write(path, sync=False) as file:
+            file.write(text.encode())
+    written = list(texts)
     for info in metrics:
-        unit = " (%)" if info.percent else ""
-        goals = targets if info == main else ()
-        panel = [("", info.name)]
-        factor = 100 if info.percent else 1
-        written += _plot_curves(
-            folder / slug(info.name), panel, f"test {escape_control(info.name)}{unit}", groups, goals, factor
-        )
+        unit, factor = (" (%)", 100) if info.percent else ("", 1)
+        label, goals = f"test {escape_control(info.name)}{unit}", targets if info == main else ()
+        written += _plot_curves(folder / slug(info.name), [("", info.name)], label, groups, goals, factor)
     names = list(dict.fromkeys(name for group in groups for name in group.mean.y))
     parts = [name.split(".") for name in names if name.startswith("drift.")]
     for quantity, (title, unit) in QUANTITIES.items():
@@ -67,21 +67,6 @@ def figures(
     if main is not None and targets:
         written += _plot_time_to_target(folder / "to_target", groups, main, targets[-1])
     return written
-
-
-def _tables(
-    folder: Path,
-    groups: Sequence[RunGroup],
-    metrics: Sequence[MetricInfo],
-    main: MetricInfo | None,
-    targets: Sequence[float],
-) -> list[Path]:
-    table = columns(groups, metrics, main, targets)
-    texts = {folder / "summary.csv": as_csv(table), folder / "summary.tex": as_latex(table)}
-    for path, text in texts.items():
-        with atomic_write(path, sync=False) as file:
-            file.write(text.encode())
-    return list(texts)
 
 
 def _plot_curves(
@@ -135,8 +120,9 @@ def _plot_time_to_target(stem: Path, groups: Sequence[RunGroup], metric: MetricI
         figure, row = plt.subplots(1, len(units), figsize=size, layout="constrained", sharey=True)
         for axes, (axis, (title, factor)) in zip(row, units.items(), strict=True):
             for position, group in enumerate(shown):
+                ends = [(curve.x, first_round(curve, metric.goal(target))) for curve in group.curves]
                 cost = mean_std_if_complete(
-                    [_cost_after(curve, axis, first_round(curve, metric.goal(target))) for curve in group.curves]
+                    [None if end is None else x[axis][x["rounds"].index(end)] for x, end in ends]
                 )
                 if cost is None:
                     axes.text(0, position, " not reached", va="center", fontsize=7, color="#5b6470")
@@ -149,11 +135,6 @@ def _plot_time_to_target(stem: Path, groups: Sequence[RunGroup], metric: MetricI
             axes.spines[["top", "right"]].set_visible(False)
         figure.suptitle(f"until {escape_control(metric.name)} is {metric.goal_text(target)}", fontsize=8)
         return _save_all(figure, stem)
-
-
-def _cost_after(curve: Any, axis: str, round: float | None) -> float | None:
-    """Value of an axis after a round."""
-    return None if round is None else curve.x[axis][curve.x["rounds"].index(round)]
 
 
 def _save_all(figure: Any, stem: Path) -> list[Path]:

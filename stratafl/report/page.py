@@ -1,4 +1,4 @@
-"""HTML page of the report, and the local server behind --serve."""
+"""HTML page of the report, and the local server behind --watch."""
 
 from __future__ import annotations
 
@@ -27,18 +27,8 @@ from stratafl.runs import StoredRun
 from stratafl.runs.groups import Gatherer
 from stratafl.runs.sweep.plan import noted_target
 
-SCRIPTS = (
-    "state.js",
-    "scale.js",
-    "chart.js",
-    "curves.js",
-    "summary.js",
-    "export.js",
-    "timeline.js",
-    "tree.js",
-    "tables.js",
-    "main.js",
-)
+SCRIPTS = ["state", "scale", "chart", "curves", "summary", "export", "timeline", "tree", "tables", "main"]
+"""Files of the page's program, in their order."""
 
 
 def page(data: Mapping[str, Any], title: str = "stratafl report", *, live: bool = False) -> str:
@@ -46,7 +36,7 @@ def page(data: Mapping[str, Any], title: str = "stratafl report", *, live: bool 
 
     live: whether the page asks its server for newer data.
     """
-    script = "\n".join(asset(name) for name in SCRIPTS)
+    script = "\n".join(asset(f"{name}.js") for name in SCRIPTS)
     connections = "'self'" if live else "'none'"
     policy = (
         f"default-src 'none'; script-src 'sha256-{_digest(script)}'; style-src 'unsafe-inline'; img-src data: blob:; "
@@ -82,7 +72,6 @@ def _digest(script: str) -> str:
 
 
 HOST = "127.0.0.1"
-
 CACHE_SECONDS = 1.0
 """Seconds for which an answer is reused before the runs are read again."""
 

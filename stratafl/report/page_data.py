@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from stratafl.base.errors import InvalidInput, join_names
+from stratafl.cost.figures import GroupOnNetwork, timelines
 from stratafl.cost.pricing import CostAxes
-from stratafl.cost.round_chart import GroupOnNetwork, timelines
 from stratafl.metrics.objective import Goal, GoalLike
 from stratafl.report.summary import default_targets, fixed_columns
 from stratafl.runs import StoredRun, format
@@ -47,7 +47,7 @@ def _exclusions(run: StoredRun) -> list[str]:
     for reason in ("refused", "absent"):
         rounds: dict[str, list[int]] = {}
         for record in run.rounds:
-            for name in dict.fromkeys(format.excluded_nodes(record, reason)):
+            for name in dict.fromkeys(format.strings_in(record.get(reason))):
                 rounds.setdefault(name, []).append(record["round"])
         entries = [f"{name} in {_rounds_text(numbers)}" for name, numbers in rounds.items()]
         lines += [f"{reason}: {join_names(entries)}"] if entries else []
@@ -226,7 +226,11 @@ def page_data(
     ordered = [run for group in groups for run in group.runs]
     names = [name for group in groups for name in run_names(group)]
     drawn_trees, tree_of_run = trees(ordered, names)
-    values = _node_values(ordered, drawn_trees, tree_of_run)
+    max_values = MAX_NODE_VALUES // max(1, len(ordered))
+    values = [
+        None if index is None else node_values(run, drawn_trees[index], max_values)
+        for run, index in zip(ordered, tree_of_run, strict=True)
+    ]
     rows = iter(zip(names, tree_of_run, values, strict=True))
     return {
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -261,7 +265,7 @@ def _targets(
                 reason = "is the wrong way round for a report, which counts the rounds to"
                 raise InvalidInput("--target", str(target.goal), f"{reason} {target.metric.goal(target.goal.value)}")
         return chosen
-    names = {each.name for each in metrics}
+    names = {info.name for info in metrics}
     stored = [goal for folder in dict.fromkeys(run.path.parent for run in runs) if (goal := noted_target(folder))]
     chosen = targets_of([goal for goal in stored if goal.metric in names], metrics, main, "--target")
     return [target for target in dict.fromkeys(chosen) if target.has_default_direction]
@@ -279,16 +283,6 @@ def _groups_on_networks(groups: Sequence[RunGroup], extra_axes: CostAxes) -> lis
         for group in groups
         for priced in [extra_axes.priced[run.path] for run in group.runs if run.path in extra_axes.priced][:1]
         for run, network in priced
-    ]
-
-
-def _node_values(
-    runs: Sequence[StoredRun], drawn_trees: Sequence[dict[str, Any]], tree_of_run: Sequence[int | None]
-) -> list[dict[str, Any] | None]:
-    max_values = MAX_NODE_VALUES // max(1, len(runs))
-    return [
-        None if index is None else node_values(run, drawn_trees[index], max_values)
-        for run, index in zip(runs, tree_of_run, strict=True)
     ]
 
 

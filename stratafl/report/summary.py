@@ -13,12 +13,10 @@ from typing import Any, Literal
 
 from stratafl.base.statistics import MeanStd
 from stratafl.metrics.metrics import Better
-from stratafl.runs import StoredRun
 from stratafl.runs.curves import ABSENT, MINUS, Curve, MetricInfo, first_round, mean_std_if_complete, number_text
 from stratafl.runs.groups import RunGroup
 
 TARGET_STEP = 0.05
-
 MEGA = 1e-6
 
 
@@ -93,7 +91,7 @@ def fixed_columns(
         _cost_column("s per round", groups, _per_round, lambda mean: f"{mean:.3g}"),
     ]
     for reason in ("refused", "absent", "late"):
-        counts = [sum(_exclusion_count(run, reason) for run in group.runs) for group in groups]
+        counts = [sum(sum(run.left_out.get(reason, {}).values()) for run in group.runs) for group in groups]
         after += [SummaryColumn(reason, list(map(_count, counts)))] if any(counts) else []
     return before, after
 
@@ -157,14 +155,15 @@ def _round_number(value: float, sign: int) -> float:
         return 0.0
     unit = math.floor(math.log10(abs(value))) - 1
     steps = value / 10.0**unit
-    whole = math.floor(steps + 1e-9) if sign > 0 else math.ceil(steps - 1e-9)
-    return float(f"{whole}e{unit}")
+    rounded = math.floor(steps + 1e-9) if sign > 0 else math.ceil(steps - 1e-9)
+    return float(f"{rounded}e{unit}")
 
 
 def _final(group: RunGroup, metric: MetricInfo) -> SummaryCell:
-    diverged = [curve.diverged for curve in group.curves if curve.diverged is not None]
+    diverged, runs = [curve.diverged for curve in group.curves if curve.diverged is not None], len(group.curves)
     if diverged:
-        return SummaryCell(diverged_text(diverged, len(group.curves)))
+        several = f"{len(diverged)} of {runs} diverged, the first at round {min(diverged)}"
+        return SummaryCell(f"diverged at round {diverged[0]}" if runs == 1 else several)
     return _cell(mean_std_if_complete([curve.last(metric.name) for curve in group.curves]), metric)
 
 
@@ -174,13 +173,6 @@ def _cell(value: MeanStd | None, metric: MetricInfo) -> SummaryCell:
         return SummaryCell(ABSENT)
     scaled = metric.scaled(value)
     return SummaryCell(number_text(scaled, metric.digits), *scaled)
-
-
-def diverged_text(rounds: Sequence[int], runs: int) -> str:
-    """Text in place of a final value for runs that diverged."""
-    if runs == 1:
-        return f"diverged at round {rounds[0]}"
-    return f"{len(rounds)} of {runs} diverged, the first at round {min(rounds)}"
 
 
 def _metric_title(metric: MetricInfo) -> str:
@@ -217,11 +209,6 @@ def _per_round(curve: Curve) -> float | None:
     return None if total is None else total / len(curve.x["seconds"])
 
 
-def _exclusion_count(run: StoredRun, reason: str) -> int:
-    """Number of times that nodes were left out for a reason."""
-    return sum(run.left_out.get(reason, {}).values())
-
-
 LATEX = {
     "\\": r"\textbackslash{}",
     "&": r"\&",
@@ -247,21 +234,15 @@ _SPECIAL_CHARACTERS = re.compile("|".join(map(re.escape, LATEX)))
 def as_csv(columns: Sequence[SummaryColumn]) -> str:
     """Format the table as CSV, with a column of standard deviations where there are any; cells that
     are no number keep their text."""
+    table = []
+    for column in columns:
+        cells = [_without_formula(cell.text) if cell.mean is None else _number(cell.mean) for cell in column.cells]
+        table.append([column.title, *cells])
+        if any(cell.deviation is not None for cell in column.cells):
+            deviations = ["" if cell.deviation is None else _number(cell.deviation) for cell in column.cells]
+            table.append([f"{column.title}, std", *deviations])
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    has_std = [any(cell.deviation is not None for cell in column.cells) for column in columns]
-    head = [
-        (column.title, f"{column.title}, std") if with_std else (column.title,)
-        for column, with_std in _with_std(has_std, columns)
-    ]
-    writer.writerow([title for titles in head for title in titles])
-    for row_number in range(len(columns[0].cells)):
-        row: list[str] = []
-        for column, with_std in _with_std(has_std, columns):
-            cell = column.cells[row_number]
-            row.append(_without_formula(cell.text) if cell.mean is None else _number(cell.mean))
-            row += ["" if cell.deviation is None else _number(cell.deviation)] if with_std else []
-        writer.writerow(row)
+    csv.writer(text, lineterminator="\n").writerows(zip(*table, strict=True))
     return text.getvalue()
 
 
@@ -278,10 +259,6 @@ def as_latex(columns: Sequence[SummaryColumn]) -> str:
         cells = [_text_cell(column.cells[row_number], row_number in column.best) for column in columns]
         lines.append(" & ".join(cells) + " \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
-
-
-def _with_std(has_std: Sequence[bool], columns: Sequence[SummaryColumn]) -> list[tuple[SummaryColumn, bool]]:
-    return list(zip(columns, has_std, strict=True))
 
 
 def _text_cell(cell: SummaryCell, is_best: bool) -> str:

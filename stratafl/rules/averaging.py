@@ -1,4 +1,4 @@
-"""Reducers that look at every child's own message."""
+"""Rules that only aggregate: the weighted mean, and the coordinate-wise median."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from torch import Tensor
 
 from stratafl.core.rule import Rule, average
 from stratafl.rules.registry import register
+
+register("average", at="every", summary="HFedAvg's rule for one edge: the weighted mean of the children.")(average)
+register("hfedavg", at="every", summary="HFedAvg: averaging at every level, each at its own period.")(average)
 
 
 @register("median", at="every")

@@ -1,4 +1,4 @@
-"""Rules that hold a leaf near the model its parent gave: FedProx and FedDyn."""
+"""Rules that pull clients towards the model that their parent sent: FedProx and FedDyn."""
 
 from __future__ import annotations
 
@@ -14,20 +14,32 @@ from stratafl.rules.registry import register
 
 @register("fedprox")
 def fedprox(mu: float = 0.01) -> Rule:
-    """FedProx: a pull of strength mu towards the model the parent gave."""
+    """FedProx: adds mu (x - model) to the gradient, where the model is the one that the parent
+    sent.
+
+    Li et al., "Federated Optimization in Heterogeneous Networks" (MLSys 2020).
+    """
     mu = check_number("fedprox.mu", mu, at_least=0)
     return average()._replace(local=Proximal(mu))
 
 
 @register("feddyn")
 def feddyn(alpha: float = 0.01, pull: Literal["before_clip", "after_clip"] = "before_clip") -> Rule:
-    """FedDyn: a pull of strength alpha and a linear term per child that remembers where it was
-    pulled.
+    """FedDyn: a proximal term of strength alpha, and a linear term per child that sums up its past
+    displacements.
 
-    `pull` says where a leaf's step adds alpha * x; the rest of the pull, -alpha * model, and the
-    linear term are always clipped. With "before_clip" so is alpha * x: the clip bounds the gradient
-    of FedDyn's whole objective. With "after_clip" alpha * x is weight decay, as in the code
-    released with the paper. Without a clip both are the same.
+    Acar et al., "Federated Learning Based on Dynamic Regularization" (ICLR 2021). With h_i the
+    child's linear term, h the parent's and `model` the one that the parent sent,
+
+        x     <- x - lr (g - h_i + alpha (x - model))
+        h_i   <- h_i - alpha (x - model)
+        h     <- h - alpha * share * (mean of x - model)
+        model <- mean of x - h / alpha
+
+    pull: where a client's step adds alpha * x: "before_clip", so that the clip bounds the gradient
+    of FedDyn's whole objective, or "after_clip", as weight decay, as in the code released with the
+    paper. The remaining terms, -h_i - alpha * model, are always clipped. Without a clip both are
+    the same.
     """
     alpha = check_number("feddyn.alpha", alpha, above=0)
     check_choice("feddyn.pull", pull, ("before_clip", "after_clip"))

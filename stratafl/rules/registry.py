@@ -1,4 +1,4 @@
-"""Rules by name, and where in a tree a name puts them."""
+"""Registry of methods: rule factories by name, and the edge levels that a name stands for."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ Factory = TypeVar("Factory", bound=Callable[..., Rule])
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A registered rule: how it is made, and the edge levels it takes when it is named for a whole
-    tree."""
+class RegisteredMethod:
+    """A rule factory, its name, and the edge levels that get its rule in a whole tree."""
 
     name: str
     make: Callable[..., Rule]
@@ -31,34 +30,35 @@ class Entry:
     @property
     def parameters(self) -> dict[str, object]:
         """The factory's parameters with their defaults."""
-        given = inspect.signature(self.make).parameters.values()
-        return {p.name: p.default for p in given}
+        return {p.name: p.default for p in inspect.signature(self.make).parameters.values()}
 
     def rule(self, /, **params: object) -> Rule:
+        """Make the rule, with checks around the functions that a user wrote."""
         for name in params:
             if name not in self.parameters:
                 raise unknown_name(f"{self.name} parameter", name, self.parameters)
         with convert_errors(f"{self.name} parameters", params, "cannot be made"), seeded_rng(ALIKE):
-            made = self.make(**params)
-        if not isinstance(made, Rule):
-            must = f"must make a Rule, not {type(made).__name__}"
+            rule = self.make(**params)
+        if not isinstance(rule, Rule):
+            must = f"must make a Rule, not {type(rule).__name__}"
             raise UserCodeError(f"{self.name} parameters", params, must, definition_frame(self.make))
-        return guarded_rule(f"rule {self.name!r}", made)
+        return guarded_rule(f"rule {self.name!r}", rule)
 
 
-_entries: dict[str, Entry] = {}
+_entries: dict[str, RegisteredMethod] = {}
 _shipped: set[str] = set()
-"""Names of the package's own rules, which mean the same in every run."""
+"""Names of the package's own methods, which mean the same in every run."""
 
 
 def register(name: str, at: Place = "leaf", summary: str | None = None) -> Callable[[Factory], Factory]:
-    """Decorator: make a rule factory known by name.
+    """Decorator: register a rule factory under a name.
 
-    `at` says which edges the rule takes when the name stands for a whole tree, the others
-    averaging: `"leaf"` the clients' (a method of plain federated learning run inside each group),
-    `"inner"` all but the clients', `"root"` the root's, `"every"` all. A name registered again
-    means the newer factory; the names of the package's own rules cannot be taken. What a factory
-    draws is the same in every run and at every site of a deployed tree.
+    `at` says which edge levels get the rule when the name stands for a whole tree; the other levels
+    average. `"leaf"` is the clients' level (a method of plain federated learning, run inside each
+    group), `"inner"` all levels but the clients', `"root"` the root's, `"every"` all of them. A
+    name that is registered again means the newer factory; the names of the package's own methods
+    cannot be used. Random numbers that a factory draws are the same in every run and at every site
+    of a deployed tree.
     """
     if not isinstance(name, str) or not name:
         raise InvalidInput("register", name, "must be a name")
@@ -70,7 +70,7 @@ def register(name: str, at: Place = "leaf", summary: str | None = None) -> Calla
         text = summary or (inspect.getdoc(make) or "").partition("\n\n")[0].replace("\n", " ")
         if not text:
             raise InvalidInput("register", name, "the factory needs a docstring or a summary")
-        _entries[name] = Entry(name, make, at, text)
+        _entries[name] = RegisteredMethod(name, make, at, text)
         return make
 
     return add
@@ -81,15 +81,15 @@ def keep_names() -> None:
     _shipped.update(_entries)
 
 
-def entry(name: str, field: str = "rules") -> Entry:
-    """The registered rule of this name, or the complaint."""
+def entry(name: str, field: str = "rules") -> RegisteredMethod:
+    """The method registered under a name; raises InvalidInput for `field` if there is none."""
     if name not in _entries:
         raise unknown_name(field, name, _entries)
     return _entries[name]
 
 
-def entries() -> list[Entry]:
-    """All registered rules, in the order in which they were registered."""
+def entries() -> list[RegisteredMethod]:
+    """Registered methods, in the order of registration."""
     return list(_entries.values())
 
 
@@ -97,37 +97,31 @@ RuleLike = Rule | str | Mapping[str, object]
 
 
 def place(method: str | Mapping[str, object], depth: int) -> tuple[Rule, ...]:
-    """The rules, root first, that a method's name puts on the edges of a tree of this depth."""
+    """The rules of a method, one per edge level of a tree of this depth, root first."""
     name, params = name_and_params("method", method, "a Rule")
-    found = entry(name, "method")
-    rule = found.rule(**params)
-    levels = range(1, check_integer("depth", depth, at_least=1) + 1)
-    taken = {
-        "every": set(levels),
-        "leaf": {depth},
-        "inner": set(levels) - {depth},
-        "root": {1},
-    }[found.at]
-    return tuple(rule if level in taken else average() for level in levels)
+    registered = entry(name, "method")
+    rule = registered.rule(**params)
+    depth = check_integer("depth", depth, at_least=1)
+    levels = {"every": range(1, depth + 1), "leaf": [depth], "inner": range(1, depth), "root": [1]}[registered.at]
+    return tuple(rule if level in levels else average() for level in range(1, depth + 1))
 
 
 def rules_for(rules: RuleLike | Sequence[RuleLike], depth: int) -> tuple[Rule, ...]:
-    """One rule per edge level from whatever the user gave: a method's name, or a rule for each
-    edge."""
+    """Parse the name of a method, or a list of one rule per edge level, root first."""
     if isinstance(rules, str | Mapping):
         return place(rules, depth)
-    listed: Sequence[RuleLike] = [rules] if isinstance(rules, Rule) else rules
-    if not isinstance(listed, Sequence) or isinstance(listed, bytes):
+    per_level: Sequence[RuleLike] = [rules] if isinstance(rules, Rule) else rules
+    if not isinstance(per_level, Sequence) or isinstance(per_level, bytes):
         raise InvalidInput("rules", rules, "must be a method's name or one rule per edge level")
     if isinstance(rules, Rule) and depth > 1:
         allowed = f'needs one per edge level, {depth} of them, in a list; or a method\'s name, such as "mtgc"'
         raise InvalidInput("rules", "one Rule", allowed)
-    if len(listed) != depth:
-        raise InvalidInput("rules", [_label(r) for r in listed], f"needs one rule per edge level, {depth} of them")
-    return tuple(_one(rule, level) for level, rule in enumerate(listed, 1))
+    if len(per_level) != depth:
+        raise InvalidInput("rules", [_label(r) for r in per_level], f"needs one rule per edge level, {depth} of them")
+    return tuple(_parse_rule(rule, level) for level, rule in enumerate(per_level, 1))
 
 
-def _one(rule: RuleLike, level: int) -> Rule:
+def _parse_rule(rule: RuleLike, level: int) -> Rule:
     if isinstance(rule, Rule):
         return guarded_rule(f"the rule of edge level {level}", rule)
     name, params = name_and_params("rules", rule, "a Rule")
@@ -135,7 +129,7 @@ def _one(rule: RuleLike, level: int) -> Rule:
 
 
 def method_label(rules: RuleLike | Sequence[RuleLike]) -> str:
-    """What was given as rules, in a few words: "mtgc", "fedprox (mu 0.1)", "average, Rule"."""
+    """Short text for a user's rules: "mtgc", "fedprox (mu 0.1)", "average, Rule"."""
     if isinstance(rules, Rule | str | Mapping):
         return str(_label(rules))
     return ", ".join(str(_label(rule)) for rule in rules)
@@ -143,6 +137,6 @@ def method_label(rules: RuleLike | Sequence[RuleLike]) -> str:
 
 def _label(rule: object) -> object:
     if isinstance(rule, Mapping) and "name" in rule:
-        given = ", ".join(f"{key} {value}" for key, value in rule.items() if key != "name")
-        return f"{rule['name']} ({given})" if given else rule["name"]
+        params = ", ".join(f"{key} {value}" for key, value in rule.items() if key != "name")
+        return f"{rule['name']} ({params})" if params else rule["name"]
     return "Rule" if isinstance(rule, Rule) else rule

@@ -1,4 +1,4 @@
-"""Optimisers of a parent: the children's mean is a direction to step in, not yet the new model."""
+"""Server optimizers: the parent steps from its model in the direction of the children's mean."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from stratafl.rules.registry import register
 
 @register("momentum", at="root")
 def momentum(lr: float = 1.0, beta: float = 0.9) -> Rule:
-    """Momentum at the parent (FedAvgM), at the root when named for a whole tree."""
+    """Momentum at the parent (FedAvgM), at the root when named for a whole tree.
+
+    Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+    Classification" (2019): m <- beta m + (mean - model), model <- model + lr m.
+    """
     lr = check_number("momentum.lr", lr, above=0)
     check_number("momentum.beta", beta, at_least=0, below=1)
 
@@ -34,26 +38,21 @@ def adam(lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float =
 @register("yogi", at="root")
 def yogi(lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Rule:
     """Yogi at the parent (FedYogi), at the root when named for a whole tree."""
-    return _adaptive(
-        "yogi",
-        lr,
-        beta1,
-        beta2,
-        tau,
-        lambda v, square: v - (1 - beta2) * square * torch.sign(v - square),
-    )
+
+    def second_moment(v: Tensor, square: Tensor) -> Tensor:
+        return v - (1 - beta2) * square * torch.sign(v - square)
+
+    return _adaptive("yogi", lr, beta1, beta2, tau, second_moment)
 
 
 def _adaptive(
-    name: str,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    tau: float,
-    second_moment: Callable[[Tensor, Tensor], Tensor],
+    name: str, lr: float, beta1: float, beta2: float, tau: float, second_moment: Callable[[Tensor, Tensor], Tensor]
 ) -> Rule:
-    """Algorithm 2 of "Adaptive Federated Optimization" (Reddi et al., 2021): no bias correction, v
-    from tau^2."""
+    """Algorithm 2 of Reddi et al., "Adaptive Federated Optimization" (ICLR 2021).
+
+    With delta = mean - model: m <- beta1 m + (1 - beta1) delta, v <- second_moment(v, delta^2),
+    model <- model + lr m / (sqrt(v) + tau). v starts at tau^2, and there is no bias correction.
+    """
     lr = check_number(f"{name}.lr", lr, above=0)
     check_number(f"{name}.beta1", beta1, at_least=0, below=1)
     check_number(f"{name}.beta2", beta2, at_least=0, below=1)

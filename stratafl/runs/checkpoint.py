@@ -1,13 +1,18 @@
-"""Checkpoints of a run, verified by checksums."""
+"""Append-only log of round records, and checkpoints verified by checksums.
+
+The log (rounds.jsonl) has one line per round. A checkpoint does not repeat these lines, but has
+their size and digest.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -20,9 +25,60 @@ from torch import Tensor
 from stratafl.base import files
 from stratafl.base.files import cannot_read
 from stratafl.base.state_dict import StateDict, from_json_and_tensors, to_json_and_tensors
+from stratafl.metrics.records import RoundResult
 from stratafl.runs import format
 from stratafl.runs.provenance import Provenance
-from stratafl.runs.round_log import LogDigest, read_verified
+
+
+class LogDigest(NamedTuple):
+    """Size and digest of the first lines of the log."""
+
+    size: int
+    sha256: str
+
+
+class RoundLog:
+    """Log that is open for appending. Only the process that holds the run's lock may write."""
+
+    def __init__(self, folder: Path, history: Iterable[RoundResult] = ()):
+        """Write these records; other lines of the file are dropped."""
+        self.path = folder / format.ROUNDS
+        text = b"".join(_line(record) for record in history)
+        with files.atomic_write(self.path) as file:
+            file.write(text)
+        self._file = files.open_to_append(self.path)
+        self._size, self._digest = len(text), hashlib.sha256(text)
+
+    def add(self, record: RoundResult) -> None:
+        line = _line(record)
+        files.append(self._file, self.path, line)
+        self._size += len(line)
+        self._digest.update(line)
+
+    def sync(self) -> LogDigest:
+        """Flush all lines to the disk and return their digest."""
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as problem:
+            raise files.cannot_write(self.path, problem) from None
+        return LogDigest(self._size, self._digest.hexdigest())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_verified(folder: Path, digest: LogDigest) -> list[dict[str, Any]]:
+    """Read the records of a digest; raises if they have changed."""
+    path = folder / format.ROUNDS
+    text = files.read_bytes(path)[: digest.size]
+    if (len(text), hashlib.sha256(text).hexdigest()) != digest:
+        raise files.cannot_read(path, "its lines are no longer those that the checkpoint was written after")
+    return [files.parse_json(path, line) for line in text.splitlines()]
+
+
+def _line(record: RoundResult) -> bytes:
+    return json.dumps(dataclasses.asdict(record)).encode() + b"\n"
+
 
 DTYPE_NAMES = {
     torch.float64: "F64",
@@ -38,7 +94,6 @@ DTYPE_NAMES = {
 }
 
 CHUNK = 1 << 24
-
 MAX_PENDING_CHUNKS = 16
 """Maximum number of chunks that wait to be hashed, since they stay in memory."""
 
@@ -88,11 +143,8 @@ FORMAT = 4
 2 had a list of levels per kind of state, where there now is one record per level."""
 
 KEPT_CHECKPOINTS = 2
-
 STATE, TENSORS, SUMS = "state.json", "tensors.safetensors", "SHA256SUMS"
-
 CHANGED = "its checksums are not those of its files"
-
 _NAME = re.compile(r"(\d{6,})(?:-(\d{6,}))?")
 
 

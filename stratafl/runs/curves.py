@@ -157,7 +157,6 @@ LOWER = ("loss", "error", "perplexity", "mse", "mae", "rmse", "distance")
 """Words in the names of metrics for which lower is better."""
 
 ABSENT = "—"
-
 MINUS = "−"
 
 
@@ -202,7 +201,16 @@ def metric_infos(runs: Sequence[StoredRun], curves: Sequence[Curve]) -> list[Met
             if is_metric(name):
                 values.setdefault(name, []).extend(value for value in points if value is not None)
     order = sorted(values, key=rank)
-    return [_metric_info(name, values[name], _direction(name, runs)) for name in order]
+    return [
+        MetricInfo(
+            name,
+            title={"accuracy": "Test accuracy", "loss": "Test loss"}.get(name, name),
+            better=_direction(name, runs),
+            percent=name == "accuracy",
+            digits=1 if name == "accuracy" else _digits(values[name]),
+        )
+        for name in order
+    ]
 
 
 class Target(NamedTuple):
@@ -235,11 +243,6 @@ def targets_of(
     return targets
 
 
-def main_metric(metrics: Sequence[MetricInfo]) -> MetricInfo | None:
-    """Default metric for comparing groups."""
-    return metrics[0] if metrics else None
-
-
 def number_text(value: MeanStd | None, digits: int | None) -> str:
     """Format a value as "0.912 ± 0.003", or the mean of a single run."""
     if value is None:
@@ -253,12 +256,6 @@ def _format_number(value: float, digits: int | None) -> str:
         return f"{value:.{digits}f}".replace("-", MINUS)
     mantissa, _, power = f"{value:.2e}".partition("e")
     return f"{mantissa}e{int(power)}".replace("-", MINUS)
-
-
-def _metric_info(name: str, values: Sequence[float], better: Better) -> MetricInfo:
-    percent = name == "accuracy"
-    title = {"accuracy": "Test accuracy", "loss": "Test loss"}.get(name, name)
-    return MetricInfo(name, title, better, percent, 1 if percent else _digits(values))
 
 
 def _digits(values: Sequence[float]) -> int | None:

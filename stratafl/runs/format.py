@@ -24,22 +24,15 @@ FORMAT = 1
 them."""
 
 RUNNING, DONE, INTERRUPTED, FAILED = STATUSES = ("running", "done", "interrupted", "failed")
-
 RUN, STATUS, ROUNDS, TREE = "run.json", "status.json", "rounds.jsonl", "tree.json"
-
 SUMMARY, MODEL, LOCK = "summary.json", "model.safetensors", "lock"
-
 CHECKPOINTS = "checkpoints"
-
 FILES = (RUN, STATUS, ROUNDS, TREE, SUMMARY, MODEL, LOCK)
-
 MAX_NAME_LENGTH = 100
-
 LARGEST = 1 << 63
 """Largest valid count."""
 
 MAX_DEPTH = 100
-
 _NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.=+-]{{0,{MAX_NAME_LENGTH - 1}}}")
 
 
@@ -58,8 +51,8 @@ def slug(text: str) -> str:
 
 def new_id() -> str:
     """Create an id; ids sort by time, and two of the same millisecond differ."""
-    now = datetime.now(UTC)
-    return f"{now:%Y%m%d-%H%M%S}-{now.microsecond // 1000:03d}{secrets.token_hex(1)}"
+    time = datetime.now(UTC)
+    return f"{time:%Y%m%d-%H%M%S}-{time.microsecond // 1000:03d}{secrets.token_hex(1)}"
 
 
 def now() -> str:
@@ -88,22 +81,17 @@ def read_description(folder: Path) -> dict[str, Any]:
                                "engine": str, "data": str, "environment": dict})  # fmt: skip
     if described["format"] != FORMAT:
         raise cannot_read(path, f"format {described['format']}, and this version reads format {FORMAT}")
-    # not noted by the first versions
-    check_fields(path, described, {key: str for key in ("how", "precision", "folder") if key in described})
-    check_fields(
-        path, described, {key: kind for key, kind in {"notes": list, "objects": dict}.items() if key in described}
-    )
+    # not recorded by the first versions, or only where there is something to record
+    texts = dict.fromkeys(("how", "precision", "folder"), str)
+    check_fields(path, described, {}, {**texts, "notes": list, "objects": dict, "continued": list})
     check_depth(path, described)
     check_time(path, "created", described["created"])
     if "inputs" in described:
         check_fields(path, described["inputs"], {"config": str, "files": dict})
         check_fields(path, described["inputs"]["files"], dict.fromkeys(described["inputs"]["files"], str))
-    if "continued" in described:
-        check_fields(path, described, {"continued": list})
-        for continuation in described["continued"]:
-            check_fields(path, continuation, {"after": int, "time": str, "environment": dict})
-            kinds = {"changed": list, "meetings": int}
-            check_fields(path, continuation, {key: kind for key, kind in kinds.items() if key in continuation})
+    for continuation in described.get("continued", ()):
+        required = {"after": int, "time": str, "environment": dict}
+        check_fields(path, continuation, required, {"changed": list, "meetings": int})
     return described
 
 
@@ -139,12 +127,6 @@ def flat_config(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     return flat
 
 
-def continuations(described: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Recorded continuations of a run: after which round, when, in which environment, and with
-    which changes."""
-    return list(described.get("continued", ()))
-
-
 def strings_in(value: object) -> list[str]:
     """Strings of a list; empty for any other value."""
     return [entry for entry in value if isinstance(entry, str)] if isinstance(value, list | tuple) else []
@@ -165,21 +147,20 @@ def exclusion_counts(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str
     counts: dict[str, Counter[str]] = {"refused": Counter(), "too_large": Counter()}
     for record in records:
         for reason in ("refused", "too_large", *(reason for reason in ("absent", "late") if reason in record)):
-            counts.setdefault(reason, Counter()).update(excluded_nodes(record, reason))
+            counts.setdefault(reason, Counter()).update(strings_in(record.get(reason)))
     return {reason: dict(counter) for reason, counter in counts.items()}
 
 
-def excluded_nodes(record: Mapping[str, Any], reason: str) -> list[str]:
-    """Nodes that a round's record names for a reason; empty for a damaged record."""
-    return strings_in(record.get(reason))
-
-
-def check_fields(path: Path, table: object, kinds: Mapping[str, type | tuple[type, ...]]) -> None:
+def check_fields(
+    path: Path, table: object, required: Mapping[str, type | tuple[type, ...]], optional: Mapping[str, type] = {}
+) -> None:
     """Reject a JSON file that is not a table with these keys and kinds of values."""
     if not isinstance(table, dict):
         raise cannot_read(path, "not a table")
-    for key, kind in kinds.items():
+    for key, kind in (*required.items(), *optional.items()):
         if key not in table:
+            if key in optional:
+                continue
             raise cannot_read(path, f"{key!r} is missing")
         value = table[key]
         if not isinstance(value, kind) or isinstance(value, bool) or (isinstance(value, int) and abs(value) > LARGEST):

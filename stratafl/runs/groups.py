@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePath
+from typing import Any
 
 from stratafl.base.errors import InvalidInput, escape_control, join_names
 from stratafl.runs import StoredRun, format, read_run
-from stratafl.runs.curves import ABSENT, Curve, MetricInfo, Points, curve_of, main_metric, mean_curve, metric_infos
-from stratafl.runs.format import DONE, flat_config
+from stratafl.runs.curves import ABSENT, Curve, MetricInfo, Points, curve_of, mean_curve, metric_infos
+from stratafl.runs.format import DONE, flat_config, is_locked
 from stratafl.runs.provenance import EXECUTION, STORAGE, files_of, identity
-from stratafl.runs.reader import ENDINGS, Reader, UnreadableRun, scan, stamp_of, unpacked
+from stratafl.runs.reader import ENDINGS, READ_FILES, UnreadableRun, scan, stamp_of, unpacked
 
 Flat = Mapping[str, object]
 """Config with dotted keys."""
@@ -35,7 +36,6 @@ METHODS = {
 """Names of methods in papers; other methods have their own names."""
 
 METHOD, RULES, PERIODS = "method.name", "method.rules", "schedule.periods"
-
 SELF_EXPLANATORY = (METHOD, RULES, "model.name", "data.name", "data.partition")
 """Keys whose values are shown without the key."""
 
@@ -277,7 +277,8 @@ def select_metric(groups: Sequence[RunGroup], name: str | None = None) -> tuple[
     """Metrics of these groups, and the one by which they are compared."""
     curves = [curve for group in groups for curve in group.curves]
     metrics = metric_infos([run for group in groups for run in group.runs], curves)
-    return metrics, next((metric for metric in metrics if metric.name == name), None) if name else main_metric(metrics)
+    main = [metric for metric in metrics if name in (None, "", metric.name)][:1]
+    return metrics, main[0] if main else None
 
 
 Runs = list[StoredRun | UnreadableRun]
@@ -290,9 +291,7 @@ def read_archive(path: Path) -> Runs:
 
 
 def collect_runs(
-    folders: Sequence[Path],
-    read: Callable[[Path], StoredRun] = read_run,
-    unpack: Callable[[Path], Runs] = read_archive,
+    folders: Sequence[Path], read: Callable[[Path], StoredRun] = read_run, unpack: Callable[[Path], Runs] = read_archive
 ) -> tuple[list[StoredRun], list[str]]:
     """Collect runs, each once and oldest first in each folder, and a line for each that cannot be
     read.
@@ -328,22 +327,38 @@ class Gatherer:
     same object otherwise."""
 
     def __init__(self) -> None:
-        self._reader = Reader()
-        self._archives: dict[Path, tuple[object, Runs]] = {}
+        self._cache: dict[Path, tuple[object, Any]] = {}
+        """Results by path, each with the stamp of the files that it was read from."""
+        self._used: set[Path] = set()
 
     def __call__(self, folders: Sequence[Path]) -> tuple[list[StoredRun], list[str]]:
         """Collect runs as `collect_runs` does."""
         try:
-            return collect_runs(folders, self._reader, self._read_archive)
+            return collect_runs(folders, self._read_run, self._read_archive)
         finally:
-            self._reader.forget_unused()
+            self._cache = {path: cached for path, cached in self._cache.items() if path in self._used}
+            self._used.clear()
+
+    def _read_run(self, path: Path) -> StoredRun:
+        # a run whose process has ended is another one, too
+        stamp = is_locked(path), *(stamp_of(path / name) for name in READ_FILES)
+        run: StoredRun = self._cached(path, stamp, read_run)
+        return run
 
     def _read_archive(self, path: Path) -> Runs:
         # archives are unpacked into a new folder each time, which does not identify their runs
-        stamp = stamp_of(path)
-        if path not in self._archives or self._archives[path][0] != stamp:
-            self._archives[path] = stamp, read_archive(path)
-        return self._archives[path][1]
+        runs: Runs = self._cached(path, stamp_of(path), read_archive)
+        return runs
+
+    def _cached(self, path: Path, stamp: object, read: Callable[[Path], Any]) -> Any:
+        """Result of the last reading, if the stamp is the same.
+
+        The stamp is from before reading, so changes in between are read the next time.
+        """
+        self._used.add(path)
+        if path not in self._cache or self._cache[path][0] != stamp:
+            self._cache[path] = stamp, read(path)
+        return self._cache[path][1]
 
 
 def _update_key(run: StoredRun) -> tuple[datetime, int]:

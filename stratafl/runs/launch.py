@@ -22,9 +22,7 @@ from stratafl.simulation.simulation import Simulation
 
 DONE = "this run is done; with --set run.rounds=N it goes on, if it was to keep its state (run.keep_state)"
 WAYS = Ways(
-    "--resume",
-    "--force goes on all the same",
-    "begin another, with run.keep_state = true if that shall go on later",
+    "--resume", "--force goes on all the same", "begin another, with run.keep_state = true if that shall go on later"
 )
 
 

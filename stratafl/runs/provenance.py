@@ -44,6 +44,9 @@ MAX_LISTED_CHANGES = 5
 """Maximum number of changes that are listed."""
 CACHED_DIGEST_SIZE = 1 << 20
 """Size of a file from which its digest is cached while its size and time stay the same."""
+HASHED_FOLDER_SIZE = 1 << 30
+"""Size of a folder up to which its digest covers the contents of its files, and not only their
+names and sizes."""
 
 
 class Provenance(NamedTuple):
@@ -199,8 +202,9 @@ def _changed_files(before: Provenance, config: Table) -> list[str]:
     folders, changed = _folders(config), []
     for name, digest in before.files.items():
         short = _portable_name(names_before, name)
-        current = _digest(_source(references.get(short, name), folders))
-        if current != digest:
+        source = _source(references.get(short, name), folders)
+        current = _digest(source)
+        if current != digest and not _is_listed_folder(source, digest):
             changed.append(f"{escape_control(short)} {'is missing' if current == MISSING else 'was changed'}")
     return changed
 
@@ -271,7 +275,7 @@ def _references(value: Any) -> Iterator[str]:
         yield value.rpartition(":")[0]
     elif isinstance(value, str):
         text = value.removeprefix(HUB)
-        if (("." in text or os.sep in text) and _is_file(text)) or _is_folder(text):
+        if (("." in text or os.sep in text) and _is_file(text)) or (os.path.isabs(text) and os.path.isdir(text)):
             yield text
 
 
@@ -356,15 +360,14 @@ def _is_file(name: str) -> bool:
         return False
 
 
-def _is_folder(name: str) -> bool:
-    return os.path.isabs(name) and os.path.isdir(name)
-
-
 def _digest(path: Path | None) -> str:
-    """SHA-256 of a file, or of the names and sizes of all files in a folder."""
+    """SHA-256 of a file or of a folder."""
     try:
         if path is not None and path.is_dir():
-            return config_digest({"files": sorted(_file_sizes(path))})
+            files = tuple(sorted(_file_stamps(path)))
+            if sum(size for _, size, _ in files) > HASHED_FOLDER_SIZE:
+                return _listing_digest(files)
+            return _contents_digest(path, files)
         if path is None or not path.is_file():
             return MISSING
         stat = path.stat()
@@ -381,14 +384,38 @@ def _large_digest(path: Path, size: int, time: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _file_sizes(folder: Path) -> Iterator[tuple[str, int]]:
+FileStamp = tuple[str, int, int]
+"""Name of a file within a folder, its size and its time."""
+
+
+def _is_listed_folder(path: Path | None, digest: str) -> bool:
+    """Whether a digest is that of the names and sizes of a folder's files, as all were once."""
+    return path is not None and path.is_dir() and _listing_digest(sorted(_file_stamps(path))) == digest
+
+
+def _listing_digest(files: Sequence[FileStamp]) -> str:
+    return config_digest({"files": [(name, size) for name, size, _ in files]})
+
+
+@functools.lru_cache(maxsize=16)
+def _contents_digest(folder: Path, files: tuple[FileStamp, ...]) -> str:
+    digest = hashlib.sha256()
+    for name, size, _ in files:
+        digest.update(json.dumps([name, size]).encode())
+        with (folder / name).open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _file_stamps(folder: Path) -> Iterator[FileStamp]:
     for root, _, names in os.walk(folder):
         for name in names:
             path = os.path.join(root, name)
             if os.path.isfile(path):
-                yield os.path.relpath(path, folder), os.path.getsize(path)
+                stat = os.stat(path)
+                yield os.path.relpath(path, folder), stat.st_size, stat.st_mtime_ns
 
 
-def _shortened(value: object, limit: int = 60) -> str:
+def _shortened(value: object) -> str:
     text = escape_control(json.dumps(value))
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+    return text if len(text) <= 60 else f"{text[:57]}..."

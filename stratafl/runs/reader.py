@@ -22,8 +22,9 @@ from stratafl.runs.format import is_locked
 MAX_FOLDER_DEPTH = 3
 """Maximum depth of folders that are searched for runs."""
 
-READ = (format.RUN, format.STATUS, format.ROUNDS, format.TREE, format.SUMMARY)
-"""Files that `read_run` reads."""
+READ_FILES = (format.RUN, format.STATUS, format.ROUNDS, format.TREE, format.SUMMARY)
+"""Files that `read_run` reads and archives contain; models and checkpoints are a thousand times
+larger."""
 
 
 @dataclass(frozen=True)
@@ -150,45 +151,13 @@ def read_run(path: Path | str) -> StoredRun:
         rounds=rounds,
         tree=tree,
         summary=summary,
-        continued=format.continuations(described),
+        continued=list(described.get("continued", ())),
         notes=tuple(format.strings_in(described.get("notes"))),
         better=format.directions(described),
         clock=described["clock"] if isinstance(described.get("clock"), dict) else {},
         workload=described["workload"] if isinstance(described.get("workload"), dict) else {},
         files=described["inputs"]["files"] if "inputs" in described else None,
     )
-
-
-class Reader:
-    """Reader that caches runs, and reads one again only if its folder has changed."""
-
-    def __init__(self) -> None:
-        self._cache: dict[Path, tuple[Stamp, StoredRun]] = {}
-        self._used: set[Path] = set()
-
-    def __call__(self, path: Path) -> StoredRun:
-        """Read a run folder; returns the same object while its files, and the state of its process,
-        are the same."""
-        self._used.add(path)
-        cached, stamp = self._cache.get(path), _stamp(path)
-        if cached is not None and cached[0] == stamp:
-            return cached[1]
-        # the stamp is from before reading, so changes in between are read the next time
-        run = read_run(path)
-        self._cache[path] = stamp, run
-        return run
-
-    def forget_unused(self) -> None:
-        """Drop all runs that were not read since the last call."""
-        self._cache = {path: cached for path, cached in self._cache.items() if path in self._used}
-        self._used.clear()
-
-
-Stamp = tuple[bool, tuple[tuple[int, int, int] | None, ...]]
-
-
-def _stamp(folder: Path) -> Stamp:
-    return is_locked(folder), tuple(stamp_of(folder / name) for name in READ)
 
 
 def stamp_of(path: Path) -> tuple[int, int, int] | None:
@@ -290,9 +259,6 @@ def _folders(folder: Path, depth: int = MAX_FOLDER_DEPTH) -> Iterator[Path]:
                 yield path  # reported when it is read
 
 
-PACKED_FILES = (format.RUN, format.STATUS, format.ROUNDS, format.TREE, format.SUMMARY)
-"""Files that archives contain; models and checkpoints are a thousand times larger."""
-
 ENDINGS = (".tar.gz", ".tgz")
 
 
@@ -311,7 +277,7 @@ def pack_runs(runs: Sequence[StoredRun], folder: Path, path: Path) -> int:
         tarfile.open(fileobj=compressed, mode="w") as archive,
     ):
         for run in sorted(runs, key=lambda run: run.path):
-            for name in PACKED_FILES:
+            for name in READ_FILES:
                 if (run.path / name).is_file() and not (run.path / name).is_symlink():
                     archive.add(run.path / name, str((run.path / name).relative_to(folder)), filter=_plain)
     return path.stat().st_size
@@ -325,7 +291,7 @@ def unpacked(path: Path) -> Iterator[Path]:
             with tarfile.open(path, "r:gz") as archive:
                 for entry in archive:
                     # only files of runs, wherever their names point to
-                    if entry.isfile() and PurePosixPath(entry.name).name in PACKED_FILES:
+                    if entry.isfile() and PurePosixPath(entry.name).name in READ_FILES:
                         archive.extract(entry, folder, filter="data")
         except (OSError, EOFError, tarfile.TarError) as problem:
             raise InvalidInput("archive", path, f"cannot be read: {first_line_of(problem)}") from None

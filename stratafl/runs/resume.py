@@ -22,7 +22,7 @@ from stratafl.runs.checkpoint import Checkpoints, Progress
 from stratafl.runs.format import RunLock
 from stratafl.runs.provenance import Provenance, changes, config_digest, extensions, shorten
 from stratafl.runs.recorder import MessageCallback, NullRunFolder, ignore
-from stratafl.runs.writer import RunDescription, RunWriter
+from stratafl.runs.writer import Continuation, RunDescription, RunWriter
 from stratafl.simulation.simulation import Simulation
 
 Table = Mapping[str, Any]
@@ -128,9 +128,7 @@ class ResumeSession:
                     provenance,
                     self.described,
                     simulation.history,
-                    place,
-                    changed,
-                    extended,
+                    Continuation(place, changed, extended),
                 )
         return folder
 
@@ -213,7 +211,9 @@ class ResumeSession:
         if "inputs" not in self.described:
             say("it is not noted what config and files this run began with: whether they changed cannot be told")
             return []
-        return [*self._config_edits(), *changes(before, config)]
+        stored = format.read_description(self.path)
+        was_edited = stored["inputs"]["config"] != config_digest(stored["config"])
+        return [*(["the config was changed"] if was_edited else []), *changes(before, config)]
 
     @functools.cached_property
     def _initial_provenance(self) -> Provenance:
@@ -228,12 +228,6 @@ class ResumeSession:
             except InvalidInput:
                 continue  # reported when it is restored
         return self._initial_provenance
-
-    def _config_edits(self) -> list[str]:
-        """Report whether the stored config was edited."""
-        stored = format.read_description(self.path)
-        is_same = stored["inputs"]["config"] == config_digest(stored["config"])
-        return [] if is_same else ["the config was changed"]
 
 
 @contextmanager

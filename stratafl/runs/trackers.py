@@ -20,6 +20,12 @@ from stratafl.runs.format import flat_config
 from stratafl.simulation.callbacks import DONE, INTERRUPTED, Tracker, to_scalars
 
 Name = Literal["tensorboard", "wandb", "mlflow"]
+PACKAGES: dict[Name, tuple[str, str, str, str]] = {
+    "tensorboard": ("torch.utils.tensorboard", "TensorBoard", "tensorboard", "tensorboard"),
+    "wandb": ("wandb", "tracking with Weights & Biases", "wandb", "trackers"),
+    "mlflow": ("mlflow", "tracking with MLflow", "mlflow-skinny", "trackers"),
+}
+"""Module of each tracker, what it is needed for, its package and our extra."""
 FOLDER = "tensorboard"
 """Folder of TensorBoard's events in the run folder."""
 PROJECT = "stratafl"
@@ -30,12 +36,10 @@ BATCH_SIZE = 100
 """Number of parameters that MLflow takes in one call."""
 
 
-def trackers_for(
-    names: Sequence[str], folder: Path, name: str, id: str, done: int = 0, field: str = "--track"
-) -> list[Tracker]:
+def trackers_for(names: Sequence[str], folder: Path, name: str, id: str, done: int = 0) -> list[Tracker]:
     """Create trackers for the run in a folder. done: number of completed rounds."""
     for tracker in names:
-        check_choice(field, tracker, get_args(Name))
+        check_choice("--track", tracker, get_args(Name))
     factories: dict[str, Any] = {
         "tensorboard": lambda: TensorBoard(folder / FOLDER, done),
         "wandb": lambda: WeightsAndBiases(name=name, id=id, dir=str(folder)),
@@ -44,30 +48,19 @@ def trackers_for(
     return [factories[tracker]() for tracker in dict.fromkeys(names)]
 
 
-def check_trackers(names: Sequence[str], field: str = "--track") -> None:
+def check_trackers(names: Sequence[str]) -> None:
     """Reject unknown names and missing packages, before the run."""
-    checks = {"tensorboard": _summary_writer, "wandb": _wandb, "mlflow": _mlflow}
     for name in names:
-        checks[check_choice(field, name, get_args(Name))]()
+        _import(check_choice("--track", name, get_args(Name)))
 
 
-def _import(module: str, feature: str, package: str, extra: str) -> Any:
+def _import(name: Name) -> Any:
+    """Import the package of a tracker."""
+    module, feature, package, extra = PACKAGES[name]
     try:
         return importlib.import_module(module)
     except ImportError:
         raise MissingExtra(feature, package, extra) from None
-
-
-def _summary_writer() -> Any:
-    return _import("torch.utils.tensorboard", "TensorBoard", "tensorboard", "tensorboard").SummaryWriter
-
-
-def _wandb() -> Any:
-    return _import("wandb", "tracking with Weights & Biases", "wandb", "trackers")
-
-
-def _mlflow() -> Any:
-    return _import("mlflow", "tracking with MLflow", "mlflow-skinny", "trackers")
 
 
 class TensorBoard:
@@ -78,7 +71,7 @@ class TensorBoard:
     """
 
     def __init__(self, folder: Path | str, done: int = 0):
-        self._folder, self._done, self._make = Path(folder), done, _summary_writer()
+        self._folder, self._done, self._make = Path(folder), done, _import("tensorboard").SummaryWriter
 
     def on_begin(self, config: Mapping[str, Any]) -> None:
         self._writer = self._make(self._folder, purge_step=self._done + 1 if self._done else None)
@@ -100,13 +93,12 @@ class WeightsAndBiases:
     """
 
     def __init__(self, project: str = PROJECT, name: str | None = None, id: str | None = None, **settings: Any):
-        resume = None if id is None else "allow"
-        self._wandb = _wandb()
+        self._wandb = _import("wandb")
         self._settings = {
             "project": project,
             "name": name,
             "id": id,
-            "resume": resume,
+            "resume": None if id is None else "allow",
             "reinit": "create_new",
             **settings,
         }
@@ -132,7 +124,7 @@ class MLflow:
     def __init__(
         self, experiment: str = PROJECT, name: str | None = None, id: str | None = None, uri: str | None = None
     ):
-        self._mlflow = _mlflow()
+        self._mlflow = _import("mlflow")
         self._experiment, self._name, self._id, self._uri = experiment, name, id, uri
 
     def on_begin(self, config: Mapping[str, Any]) -> None:
@@ -155,8 +147,8 @@ class MLflow:
             client.log_batch(self._run, params=params[first : first + BATCH_SIZE])
 
     def on_round(self, record: RoundResult) -> None:
-        now, metric = int(time.time() * 1000), self._mlflow.entities.Metric
-        metrics = [metric(_valid_name(key), value, now, record.round) for key, value in to_scalars(record).items()]
+        time_ms, metric = int(time.time() * 1000), self._mlflow.entities.Metric
+        metrics = [metric(_valid_name(key), value, time_ms, record.round) for key, value in to_scalars(record).items()]
         self._client.log_batch(self._run, metrics=metrics)
 
     def on_end(self, summary: Mapping[str, Any]) -> None:

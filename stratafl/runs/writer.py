@@ -7,9 +7,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from safetensors.torch import save
 from torch import Tensor
@@ -17,16 +16,15 @@ from torch import Tensor
 from stratafl.base import files
 from stratafl.base.environment import environment
 from stratafl.base.state_dict import StateDict
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Tree, subtree_counts
 from stratafl.config.data import LabelCounts
 from stratafl.metrics.metrics import DEFAULT_DIRECTIONS, Directions
 from stratafl.metrics.records import RoundResult, diverged, diverged_after
 from stratafl.network.messages import RecordedWorkload
 from stratafl.runs import format
-from stratafl.runs.checkpoint import Checkpoints, Progress
+from stratafl.runs.checkpoint import Checkpoints, Progress, RoundLog
 from stratafl.runs.format import RunLock
 from stratafl.runs.provenance import Provenance
-from stratafl.runs.round_log import RoundLog
 from stratafl.simulation.result import Result
 from stratafl.simulation.simulation import Simulation
 
@@ -60,19 +58,17 @@ class RunDescription:
         config: Mapping[str, Any], simulation: Simulation, counts: LabelCounts, objects: Mapping[str, str] | None = None
     ) -> RunDescription:
         """Describe a simulation."""
-        engine, tree = simulation.engine, simulation.federation.tree.whole
-        remarks = simulation.notes, objects or {}
-        better, clock = simulation.objective.better, {} if simulation.clock is None else simulation.clock.facts
         return RunDescription(
-            config,
-            tree,
-            counts,
-            engine.name,
-            engine.how,
-            engine.precision,
-            *remarks,
-            better=better,
-            clock=clock,
+            config=config,
+            tree=simulation.federation.tree.whole,
+            counts=counts,
+            engine=simulation.engine.name,
+            how=simulation.engine.how,
+            precision=simulation.engine.precision,
+            notes=simulation.notes,
+            objects=objects or {},
+            better=simulation.objective.better,
+            clock={} if simulation.clock is None else simulation.clock.facts,
             workload=simulation.workload,
         )
 
@@ -110,6 +106,27 @@ class RunDescription:
 
     def write_tree(self, folder: Path) -> None:
         files.write_json(folder / format.TREE, describe_tree(self.tree, self.counts), indent=None)
+
+
+class Continuation(NamedTuple):
+    """Progress at which a run continues, and differences from the begun run."""
+
+    place: Progress
+    changed: Sequence[str] = ()
+    """Differences in its inputs."""
+    extended: Sequence[str] = ()
+    """Differences in its length."""
+
+    def added_to(self, described: Mapping[str, Any]) -> dict[str, Any]:
+        """Add the continuation to the contents of run.json."""
+        # continuations after dropped rounds are dropped, too
+        entries = described.get("continued", ())
+        before = [entry for entry in entries if Progress(entry["after"], entry.get("meetings", 0)) < self.place]
+        added: dict[str, Any] = {"after": self.place.round, "time": format.now(), "environment": environment()}
+        added |= {"meetings": self.place.meetings} if self.place.meetings else {}
+        added |= {"changed": list(self.changed)} if self.changed else {}
+        added |= {"extended": list(self.extended)} if self.extended else {}
+        return {**described, "continued": [*before, added]}
 
 
 class RunWriter:
@@ -159,7 +176,7 @@ class RunWriter:
         facts.write_tree(path)
         writer.set_status(format.RUNNING, progress)
         # last, since this file makes it a run folder
-        files.write_json(path / format.RUN, described if is_new else _continued(described, progress))
+        files.write_json(path / format.RUN, described if is_new else Continuation(progress).added_to(described))
         return writer
 
     @staticmethod
@@ -171,27 +188,24 @@ class RunWriter:
         provenance: Provenance,
         described: dict[str, Any],
         history: Sequence[RoundResult],
-        place: Progress,
-        changed: Sequence[str] = (),
-        extended: Sequence[str] = (),
+        continuation: Continuation,
     ) -> RunWriter:
-        """Open an existing run folder and reset it to this history and progress; the caller holds
-        its lock.
+        """Open an existing run folder and reset it to this history, and to the progress at which
+        the run continues; the caller holds its lock.
 
-        changed, extended: differences from the begun run, in its inputs and in its length; both are
-        recorded.
+        described: contents of its run.json.
         """
         files.remove_partials(path)
         files.remove_partials(checkpoints.folder)
-        if changed:
+        if continuation.changed:
             facts.write_tree(path)
         current = {"config": facts.config, "folder": os.path.abspath(path), "inputs": provenance.digest()}
         current |= {"data": facts.counts.fingerprint, **facts.measured}
-        files.write_json(path / format.RUN, {**_continued(described, place, changed, extended), **current})
+        files.write_json(path / format.RUN, {**continuation.added_to(described), **current})
         writer = RunWriter(path, lock, checkpoints, facts.rounds, provenance, history)
         for name in (format.SUMMARY, format.MODEL):
             files.remove_tree(path / name)
-        writer.set_status(format.RUNNING, place)
+        writer.set_status(format.RUNNING, continuation.place)
         return writer
 
     def append_round(self, record: RoundResult, *, sync: bool = False) -> None:
@@ -235,21 +249,6 @@ class RunWriter:
             self._lock.release()
 
 
-def _continued(
-    described: Mapping[str, Any], place: Progress, changed: Sequence[str] = (), extended: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Contents of run.json for a run that continues."""
-    # continuations after dropped rounds are dropped, too
-    before = [
-        entry for entry in format.continuations(described) if Progress(entry["after"], entry.get("meetings", 0)) < place
-    ]
-    continuation: dict[str, Any] = {"after": place.round, "time": format.now(), "environment": environment()}
-    continuation |= {"meetings": place.meetings} if place.meetings else {}
-    continuation |= {"changed": list(changed)} if changed else {}
-    continuation |= {"extended": list(extended)} if extended else {}
-    return {**described, "continued": [*before, continuation]}
-
-
 def _write_status(
     folder: Path,
     status: str,
@@ -276,23 +275,18 @@ def _write_status(
 def describe_tree(tree: Tree, counts: LabelCounts) -> dict[str, Any]:
     """Describe a tree as plain data: per level each node's name, parent, weight among its siblings,
     and samples by class."""
-    levels: list[dict[str, Any]] = []
-    labels = counts.labels
-    for level in range(tree.depth, -1, -1):
-        levels.insert(
-            0,
-            {
-                "names": list(tree.names[level]),
-                "parents": tree.parents[level].tolist(),
-                "weights": tree.weights[level].tolist(),
-                "samples": labels.sum(axis=1).tolist(),
-                "labels": labels.tolist(),
-            },
+    levels = [
+        {
+            "names": list(names),
+            "parents": parents.tolist(),
+            "weights": weights.tolist(),
+            "samples": labels.sum(axis=1).tolist(),
+            "labels": labels.tolist(),
+        }
+        for names, parents, weights, labels in zip(
+            tree.names, tree.parents, tree.weights, subtree_counts(tree.parents, counts.labels), strict=True
         )
-        if level > 0:
-            above = np.zeros((tree.sizes[level - 1], labels.shape[1]), dtype=labels.dtype)
-            np.add.at(above, tree.parents[level], labels)
-            labels = above
+    ]
     return {"shape": str(tree), "classes": list(counts.classes), "levels": levels}
 
 

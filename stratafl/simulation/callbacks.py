@@ -82,7 +82,7 @@ def tracking(
 
 
 def to_scalars(record: RoundResult) -> dict[str, float]:
-    """The numbers of a record, by names that trackers group them by."""
+    """Numbers of a record, by names with a group in front, as trackers expect them."""
     scalars = {f"test/{name}": value for name, value in record.metrics.items()}
     for node, metrics in record.nodes.items():
         scalars |= {f"node {node}/{name}": value for name, value in metrics.items()}

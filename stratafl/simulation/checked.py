@@ -28,7 +28,7 @@ from stratafl.distributed.communicator import Communicator
 from stratafl.engine.factory import EngineName
 from stratafl.engine.precision import PRECISIONS, Precision
 from stratafl.metrics.drift import Diagnose
-from stratafl.metrics.objective import stopping
+from stratafl.metrics.objective import parse_stop_goals
 from stratafl.network.specification import Network
 from stratafl.network.waiting import WaitPolicy
 from stratafl.rules.registry import rules_for
@@ -171,5 +171,5 @@ def checked_evaluation(given: Evaluation, depth: int) -> Evaluation:
         metrics=given.metrics,
         stop_when=given.stop_when,
     )
-    stopping(given.stop_at, given.stop_when)
+    parse_stop_goals(given.stop_at, given.stop_when)
     return made

@@ -43,8 +43,8 @@ class ClientTestData:
 def load_client_test_data(
     test_partition: Any, tree: Tree, test: FederatedData | None, columns: object, seed: int
 ) -> FederatedData | None:
-    """Each client's own test data: by its sample numbers in the test data, or by a data set for
-    each, None for one that has none."""
+    """Load test data of each client's own: from its sample numbers in the test data, or from a data
+    set for each client, None for a client without test data."""
     if test_partition is None:
         field, data = "test", test if test is not None and test.clients is not None else None
     else:
@@ -79,13 +79,12 @@ def _divide_test_data(
 
 
 def is_evaluation_round(round: int, every: int, rounds: int) -> bool:
-    """Whether the root is evaluated after a global round, counted from 1; after the last one it
-    always is."""
+    """Whether the root is evaluated after a global round, counted from 1; it is after the last."""
     return round % every == 0 or round == rounds
 
 
 def evaluate_model(flat: FlatModule, objective: Objective, test: Pair, x_P: Tensor, b_B: Tensor) -> EvaluationSums:
-    """Evaluate a model on test data; its buffers stay as they are."""
+    """Evaluate a model on test data, without changing its buffers."""
     buffers_B = b_B.clone()
     flat.eval()
     inputs, targets = test
@@ -94,32 +93,40 @@ def evaluate_model(flat: FlatModule, objective: Objective, test: Pair, x_P: Tens
     )
 
 
-def shard_for_rank(ranks: Communicator, objective: Objective, test: Pair) -> Pair:
-    """This rank's share of the test data."""
-    if ranks.count == 1:
-        return test
-    if is_additive(objective.loss) and all(metric.is_additive for metric in objective.metrics):
-        return test[0].tensor_split(ranks.count)[ranks.rank], test[1].tensor_split(ranks.count)[ranks.rank]
-    # a loss or metric that is not additive is computed by one rank, from all samples
-    return test if ranks.is_first else (test[0][:0], test[1][:0])
+@dataclass(kw_only=True, eq=False)
+class Evaluator:
+    """Evaluates the nodes of a run on its test data."""
 
+    flat: FlatModule
+    objective: Objective
+    test: Pair | None
+    client_test: ClientTestData | None
+    """Test data of each client's own; None where all nodes share `test`."""
 
-def evaluate_level(
-    tree: Tree,
-    level: int,
-    flat: FlatModule,
-    objective: Objective,
-    test: Pair | ClientTestData,
-    model_NP: Tensor,
-    buffers_NB: Tensor,
-) -> dict[str, dict[str, float]]:
-    """Metrics of the nodes of a level that this rank owns, by name; only of nodes with test data,
-    where clients have their own."""
-    metrics = {}
-    for node in map(int, np.flatnonzero(tree.owned(level))):
-        name = tree.names[level][node]
-        pair = test.of(tree.whole, *tree.whole.find(name)) if isinstance(test, ClientTestData) else test
-        if len(pair[1]):
-            sums = evaluate_model(flat, objective, pair, model_NP[node], buffers_NB[node])
-            metrics[name] = finalize_metrics([sums], objective.metrics)
-    return metrics
+    def evaluate_root(self, ranks: Communicator, x_1P: Tensor, b_1B: Tensor) -> EvaluationSums:
+        """Evaluate the root on this rank's share of the test data."""
+        assert self.test is not None
+        inputs, targets = self.test
+        if is_additive(self.objective.loss) and all(metric.is_additive for metric in self.objective.metrics):
+            share = inputs.tensor_split(ranks.count)[ranks.rank], targets.tensor_split(ranks.count)[ranks.rank]
+        else:
+            # a loss or metric that is not additive is computed by one rank, from all samples
+            share = self.test if ranks.is_first else (inputs[:0], targets[:0])
+        return evaluate_model(self.flat, self.objective, share, x_1P[0], b_1B[0])
+
+    def evaluate_level(
+        self, tree: Tree, level: int, model_NP: Tensor, buffers_NB: Tensor
+    ) -> dict[str, dict[str, float]]:
+        """Metrics by name of the nodes of a level that this rank owns; only of nodes with test
+        data, where clients have their own."""
+        metrics = {}
+        for node in map(int, np.flatnonzero(tree.owned(level))):
+            name = tree.names[level][node]
+            test = self.test
+            if self.client_test is not None:
+                test = self.client_test.of(tree.whole, *tree.whole.find(name))
+            assert test is not None
+            if len(test[1]):
+                sums = evaluate_model(self.flat, self.objective, test, model_NP[node], buffers_NB[node])
+                metrics[name] = finalize_metrics([sums], self.objective.metrics)
+        return metrics

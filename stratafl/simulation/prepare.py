@@ -39,7 +39,6 @@ from stratafl.engine.validation import ModelUnderTest
 from stratafl.federation.federation import Federation
 from stratafl.federation.local_parameters import ClientTrainer, LocalParameters, match_local_parameters
 from stratafl.federation.sync import edge_levels
-from stratafl.metrics.communication import CommunicationMeter
 from stratafl.metrics.drift import Drift
 from stratafl.metrics.metrics import parse_metrics
 from stratafl.metrics.objective import Objective
@@ -49,7 +48,7 @@ from stratafl.network.virtual_clock import VirtualClock
 from stratafl.rules.checks import try_rules
 from stratafl.rules.registry import method_label
 from stratafl.simulation.checked import Checked, checked
-from stratafl.simulation.evaluate import ClientTestData
+from stratafl.simulation.evaluate import ClientTestData, Evaluator
 from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
 from stratafl.simulation.simulation import Simulation
 from stratafl.simulation.waiting import run_clock
@@ -76,22 +75,19 @@ def _run(given: Checked, flat: FlatModule, problem: Problem, method: Method) -> 
         print("".join(f"stratafl: {note}\n" for note in notes), end="", file=sys.stderr)
     simulation = Simulation(
         federation=shard.federation,
-        home=shard.home,
-        traffic=shard.traffic,
-        drift=shard.drift,
-        engine=engine,
-        flat=here.subject.flat,
+        trainer=ClientTrainer(engine, shard.home),
         schedule=given.schedule,
-        objective=here.objective,
-        test=here.test,
-        own_test=here.own_test,
+        evaluator=Evaluator(
+            flat=here.subject.flat, objective=here.objective, test=here.test, client_test=here.own_test
+        ),
         evaluation=given.evaluation,
+        drift=shard.drift,
         ranks=given.ranks,
         notes=notes,
     )
     simulation.method, simulation.clock = method_label(method.rules), shard.clock
     simulation.workload = shard.workload
-    simulation.pace = shard.workload.steps_N.mean() / given.schedule.periods[-1]
+    simulation.step_ratio = shard.workload.steps_N.mean() / given.schedule.periods[-1]
     return simulation
 
 
@@ -124,9 +120,9 @@ def placed(given: Checked, flat: FlatModule, problem: Problem) -> Placed:
     own = _own_pairs(given, test, flat.dtype)
     subject = ModelUnderTest(flat, x_P, b_B, parse_loss(problem.loss))
     unnamed = problem.loss is None
-    classes = validation.check_forward("data", subject, train.head(PROBE_SAMPLES), train.targets_N, unnamed)
+    accepted = validation.check_forward("data", subject, train.head(PROBE_SAMPLES), train.targets_N, unnamed)
     if isinstance(train, LazySamples):
-        train = replace(train, classes=classes)
+        train = replace(train, accepted=accepted)
     for name, pair in ("test", test), ("test_partition", None if own is None else own.pair):
         if pair is not None:
             validation.check_forward(name, subject, *pair, unnamed)
@@ -168,7 +164,6 @@ class Sharded:
 
     federation: Federation
     home: LocalParameters
-    traffic: CommunicationMeter
     drift: Drift | None
     training: ClientTraining
     workload: RecordedWorkload
@@ -211,9 +206,8 @@ def sharded(given: Checked, here: Placed, method: Method, keep_at_home: object =
         augment=here.augment,
         first_client=first,
     )
-    traffic, drift = CommunicationMeter(tree), _drift(federation, home, given.evaluation.diagnose, training)
-    federation.observers = [traffic] if drift is None else [traffic, drift]
-    return Sharded(federation, home, traffic, drift, training, workload, clock)
+    drift = _drift(federation, home, given.evaluation.diagnose, training)
+    return Sharded(federation, home, drift, training, workload, clock)
 
 
 def _clock(given: Checked, workload: RecordedWorkload) -> VirtualClock | None:

@@ -1,9 +1,6 @@
-"""Progress of a run.
-
-On a terminal that is a live bar, in a notebook a line that is written over, elsewhere, and on a
-terminal that can only go on writing, plain lines, or nothing at all. A bar moves whenever
-clients synchronise.
-"""
+"""Progress of a run: a live bar on a terminal, a line that is overwritten in a notebook, and plain
+lines elsewhere, also on a terminal that cannot overwrite its lines. It moves whenever clients
+synchronise."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ def cannot_rewrite_lines() -> bool:
 
 
 class ProgressBar:
-    """Shows the progress of a run: on the error stream, so that a command's output can be piped, or
+    """Shows the progress of a run on the error stream, so that a command's output can be piped, or
     below a notebook's cell."""
 
     def __init__(self, title: str, rounds: int, quiet: bool = False, done: int = 0):
@@ -119,7 +116,7 @@ def _stream() -> TextIO:
 
 
 def _bar() -> Any:
-    """A live bar of one line on a terminal; None elsewhere, or where `rich` is not installed."""
+    """Live bar of one line on a terminal; None elsewhere, or where `rich` is not installed."""
     try:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -134,7 +131,7 @@ def _bar() -> Any:
         return TextColumn(words, table_column=Column(no_wrap=True, overflow="ellipsis"))
 
     if console.width < NARROW:
-        # one column, so that it is the end of it that is cut
+        # a single column, so that its end is cut off
         return Progress(
             text("round {task.fields[done]}/{task.total:.0f} {task.fields[inside]} {task.fields[metrics]}"),
             console=console,
@@ -151,5 +148,5 @@ def _bar() -> Any:
 
 
 def _escaped(text: str) -> str:
-    """Escape what the bar would read as markup."""
+    """Escape text that the bar would read as markup."""
     return text.replace("[", "\\[")

@@ -19,7 +19,7 @@ from stratafl.metrics.communication import Communication
 from stratafl.metrics.records import RoundResult, diverged
 
 WIDE, HIGH, LINE = 160, 32, 1.5
-"""The little curve of a card, in pixels."""
+"""Size of a card's curve, and width of its line, in pixels."""
 
 
 def to_frame(records: Sequence[Mapping[str, Any]]) -> Any:
@@ -33,35 +33,21 @@ def to_frame(records: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def metric_curve(history: Sequence[RoundResult], metric: str | None = None) -> tuple[str, list[int], list[float]]:
-    """A metric's name, the rounds in which it was measured, and its values; the accuracy unless one
-    is named, or whatever there is."""
-    known = list(dict.fromkeys(name for record in history for name in record.metrics))
-    if not known:
+    """Name of a metric, the rounds in which it was measured, and its values; unless one is named,
+    the accuracy, or the first metric there is."""
+    measured = list(dict.fromkeys(name for record in history for name in record.metrics))
+    if not measured:
         raise InvalidInput("metric", metric, "no round was evaluated: give test data, or run a round first")
-    name = (
-        ("accuracy" if "accuracy" in known else known[0]) if metric is None else check_choice("metric", metric, known)
-    )
+    if metric is None:
+        name = "accuracy" if "accuracy" in measured else measured[0]
+    else:
+        name = check_choice("metric", metric, measured)
     points = [(record.round, record.metrics[name]) for record in history if name in record.metrics]
     return name, [round for round, _ in points], [value for _, value in points]
 
 
-def plot_metric(history: Sequence[RoundResult], metric: str | None, ax: Any, label: str) -> Any:
-    """A metric over the rounds, on these axes of matplotlib's or on new ones, which it gives."""
-    name, rounds, values = metric_curve(history, metric)
-    if ax is None:
-        try:
-            from matplotlib import pyplot
-        except ImportError:
-            raise MissingExtra("a plot", "matplotlib") from None
-        ax = pyplot.subplots()[1]
-    ax.plot(rounds, values, marker="." if len(rounds) < 30 else None, label=label or None)
-    ax.set_xlabel("global round")
-    ax.set_ylabel(name)
-    return ax
-
-
 def format_metrics(metrics: Mapping[str, float]) -> str:
-    """Metrics in a line."""
+    """Metrics as one line of text."""
     return ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
 
 
@@ -71,26 +57,22 @@ def last_metrics(history: Sequence[RoundResult]) -> dict[str, float]:
 
 
 def notebook_card(title: str, facts: Mapping[str, object], history: Sequence[RoundResult]) -> str:
-    """A small table of facts with a metric's curve, as HTML that takes its colours from where it
-    stands."""
+    """Small table of facts with a metric's curve, as HTML in the colours of its surroundings."""
+    metrics = last_metrics(history)
+    last = {"last metrics": format_metrics(metrics)} if metrics else {}
     cell = 'style="text-align:left;padding:1px 12px 1px 0;border:0;background:none;color:inherit'
     rows = [
         f'<tr style="background:none"><td {cell};opacity:.65">{escape(name)}</td>'
         f'<td {cell}">{escape(str(value))}</td></tr>'
-        for name, value in {**facts, **_measured(history)}.items()
+        for name, value in {**facts, **last}.items()
     ]
     head = f'<div style="font-weight:600;margin-bottom:2px">{escape(title)}</div>'
     body = f'<table style="border-collapse:collapse;font-size:90%">{"".join(rows)}</table>'
     return f'<div style="color:inherit">{head}{body}{_sparkline(history)}</div>'
 
 
-def _measured(history: Sequence[RoundResult]) -> dict[str, str]:
-    metrics = last_metrics(history)
-    return {"last metrics": format_metrics(metrics)} if metrics else {}
-
-
 def _sparkline(history: Sequence[RoundResult]) -> str:
-    """A metric's curve as a little picture; nothing where there is no curve yet."""
+    """Small picture of a metric's curve, as SVG; empty where there is no curve yet."""
     if sum(bool(record.metrics) for record in history) < 2:
         return ""
     name, rounds, values = metric_curve(history)
@@ -99,31 +81,31 @@ def _sparkline(history: Sequence[RoundResult]) -> str:
         return ""
     low, high = min(value for _, value in points), max(value for _, value in points)
     first, last = points[0][0], points[-1][0]
-    room, span = HIGH - 2 * LINE, (high - low) or 1.0
-    places = " ".join(
-        f"{WIDE * (round - first) / (last - first):.1f},{LINE + room * (high - value) / span:.1f}"
+    height, span = HIGH - 2 * LINE, (high - low) or 1.0
+    coordinates = " ".join(
+        f"{WIDE * (round - first) / (last - first):.1f},{LINE + height * (high - value) / span:.1f}"
         for round, value in points
     )
-    told = escape(f"{name} from {low:.4g} to {high:.4g}")
+    title = escape(f"{name} from {low:.4g} to {high:.4g}")
     return (
-        f'<svg width="{WIDE}" height="{HIGH}" viewBox="0 0 {WIDE} {HIGH}" role="img" aria-label="{told}">'
-        f'<title>{told}</title><polyline points="{places}" fill="none" stroke="currentColor" '
+        f'<svg width="{WIDE}" height="{HIGH}" viewBox="0 0 {WIDE} {HIGH}" role="img" aria-label="{title}">'
+        f'<title>{title}</title><polyline points="{coordinates}" fill="none" stroke="currentColor" '
         f'stroke-width="{LINE}" stroke-opacity=".8"/></svg>'
     )
 
 
 @dataclass(frozen=True)
 class Result:
-    """A run as it stands: rows are nodes in the tree's order, columns parameters in the module's
-    order."""
+    """Models and history of a run so far: rows are nodes in the tree's order, columns parameters in
+    the module's order."""
 
     tree: Tree
     module: nn.Module
     """The root's model."""
     models: list[Tensor]
-    """Per level, root first: each node's model just before its parent's replaced it."""
+    """By level, root first: each node's model just before its parent's model replaced it."""
     corrections: list[Tensor | None]
-    """Per edge level, root first: what each node's subtree adds to its gradients."""
+    """By edge level, root first: the corrections that each node's subtree adds to its gradients."""
     history: list[RoundResult]
     communication: Communication
     flat: FlatModule = field(repr=False)
@@ -132,9 +114,9 @@ class Result:
     """The rules in a few words."""
 
     def __repr__(self) -> str:
-        told = f"<Result of {self.method or 'a run'} on {self.tree.leaves:,} clients after {len(self.history)} rounds"
+        run = f"{self.method or 'a run'} on {self.tree.leaves:,} clients after {len(self.history)} rounds"
         metrics = format_metrics(last_metrics(self.history))
-        return f"{told}: {metrics}>" if metrics else f"{told}>"
+        return f"<Result of {run}: {metrics}>" if metrics else f"<Result of {run}>"
 
     def _repr_html_(self) -> str:
         facts = {"method": self.method, "tree": " > ".join(f"{size:,}" for size in self.tree.sizes)}
@@ -144,31 +126,41 @@ class Result:
         return notebook_card("Result", facts, self.history)
 
     def frame(self) -> Any:
-        """A pandas table with a row per round and a column per value: "round",
-        "metrics.accuracy", "drift.1.drift" and so on, as a stored run's `frame` has them."""
+        """Pandas table with a row per round and a column per value, such as "round",
+        "metrics.accuracy" and "drift.1.drift", as a stored run's `frame`."""
         return to_frame([asdict(record) for record in self.history])
 
     def plot(self, metric: str | None = None, ax: Any = None) -> Any:
-        """Draw a metric over the rounds, the accuracy unless one is named, on these axes of
-        matplotlib's or on new ones; they are returned, and nothing is shown."""
-        return plot_metric(self.history, metric, ax, self.method)
+        """Plot a metric over the rounds, the accuracy unless one is named, on these axes of
+        matplotlib or on new ones; return the axes, and show nothing."""
+        name, rounds, values = metric_curve(self.history, metric)
+        if ax is None:
+            try:
+                from matplotlib import pyplot
+            except ImportError:
+                raise MissingExtra("a plot", "matplotlib") from None
+            ax = pyplot.subplots()[1]
+        ax.plot(rounds, values, marker="." if len(rounds) < 30 else None, label=self.method or None)
+        ax.set_xlabel("global round")
+        ax.set_ylabel(name)
+        return ax
 
     def model_of(self, name: str) -> nn.Module:
-        """A named node's model as a module."""
+        """Model of a named node, as a module."""
         level, number = self.tree.find(name)
         return self.flat.build(self.models[level][number], self.buffers[level][number])
 
     @property
     def refused(self) -> dict[str, int]:
-        """How often each node's update was refused."""
-        return dict(Counter(name for each in self.history for name in each.refused))
+        """Number of times that each node's update was rejected."""
+        return dict(Counter(name for record in self.history for name in record.refused))
 
     @property
     def too_large(self) -> dict[str, int]:
-        """How often of these because it was finite, but far too large."""
-        return dict(Counter(name for each in self.history for name in each.too_large))
+        """Number of times that each node's update was rejected as finite, but far too large."""
+        return dict(Counter(name for record in self.history for name in record.too_large))
 
     @property
     def diverged(self) -> int | None:
-        """The round from which on the test loss is not finite; None where the run lives."""
-        return diverged(vars(each) for each in self.history)
+        """Round from which on the test loss is not finite; None for a run that has not diverged."""
+        return diverged(vars(record) for record in self.history)

@@ -18,21 +18,17 @@ from stratafl.base.state_dict import StateDict
 from stratafl.base.topology import Tree
 from stratafl.base.user_code import attribute_errors
 from stratafl.base.validation import check_integer, check_number
-from stratafl.core.channel import MODEL
 from stratafl.core.client_training import Engine
 from stratafl.core.client_update import Leaf, needs_sgd_path
-from stratafl.core.flat_module import FlatModule
 from stratafl.core.schedule import Schedule
-from stratafl.data.inputs import Pair
 from stratafl.distributed.checkpointing import check_full_state, gather_state, scatter_state
 from stratafl.distributed.communicator import Communicator
 from stratafl.federation.federation import Federation
-from stratafl.federation.local_parameters import ClientTrainer, LocalParameters
+from stratafl.federation.local_parameters import ClientTrainer
+from stratafl.federation.sync import SyncResult
 from stratafl.federation.update_checks import Rejection
 from stratafl.metrics.communication import Communication, CommunicationMeter
 from stratafl.metrics.drift import Drift
-from stratafl.metrics.evaluation import EvaluationSums
-from stratafl.metrics.objective import Objective
 from stratafl.metrics.records import (
     PartialRecord,
     RankRecord,
@@ -43,13 +39,7 @@ from stratafl.metrics.records import (
 from stratafl.network.messages import RecordedWorkload
 from stratafl.network.virtual_clock import VirtualClock
 from stratafl.simulation.callbacks import Tracker, tracking
-from stratafl.simulation.evaluate import (
-    ClientTestData,
-    evaluate_level,
-    evaluate_model,
-    is_evaluation_round,
-    shard_for_rank,
-)
+from stratafl.simulation.evaluate import Evaluator, is_evaluation_round
 from stratafl.simulation.groups import Evaluation
 from stratafl.simulation.progress import ProgressBar, is_interactive
 from stratafl.simulation.result import Result, notebook_card
@@ -67,7 +57,7 @@ class RoundProgress(NamedTuple):
 
     @staticmethod
     def from_plain(values: StateDict, tree: Tree, syncs_per_round: int) -> RoundProgress:
-        """Read it from a state; raise where no round can have come so far."""
+        """Read a state's progress; raise where no round can have come so far."""
         kinds = {"meetings": int, "seconds": float, "rejected": list, "drift": list | None, "client_steps": int}
         kinds["clipped"] = int | None
         if set(values) != set(kinds) or not all(isinstance(values[name], kind) for name, kind in kinds.items()):
@@ -124,47 +114,40 @@ class Simulation:
         self,
         *,
         federation: Federation,
-        home: LocalParameters,
-        traffic: CommunicationMeter,
-        drift: Drift | None,
-        engine: Engine,
-        flat: FlatModule,
+        trainer: ClientTrainer,
         schedule: Schedule,
-        objective: Objective,
-        test: Pair | None,
-        own_test: ClientTestData | None,
+        evaluator: Evaluator,
         evaluation: Evaluation,
+        drift: Drift | None,
         ranks: Communicator,
         notes: Sequence[str] = (),
     ):
         self.ranks = ranks
         self.notes = tuple(notes)
         """Warnings about this run, logged once when it is set up."""
-        self.federation, self.engine, self.flat = federation, engine, flat
-        self.home = home
-        """The local parameters of the clients' models: the federation's rows are without them."""
-        self.traffic, self.drift = traffic, drift
+        self.federation, self.engine, self.home = federation, *trainer[:2]
+        self.flat = self.engine.training.flat
+        self.traffic, self.drift = CommunicationMeter(federation.tree), drift
         """Observers of the federation."""
-        self.schedule, self.objective = schedule, objective
-        self.test, self.own_test = test, own_test
-        """Test data of the root, and of each client's own."""
+        federation.observers = [self.traffic] if drift is None else [self.traffic, drift]
+        self.schedule, self.evaluator, self.objective = schedule, evaluator, evaluator.objective
         self.rounds, self.evaluate_every = evaluation.rounds, evaluation.evaluate_every
         self.evaluate_levels = tuple(evaluation.evaluate_levels)
         self.history: list[RoundResult] = []
         self.method = ""
         """The rules in a few words."""
         self.step = 0
-        self.met: Callable[[int, int], None] = lambda syncs, syncs_per_round: None
-        """Called after every synchronisation inside a global round with the number done, and the
-        number of a whole round."""
-        self.pace = 1.0
+        self.on_sync: Callable[[int, int], None] = lambda syncs, syncs_per_round: None
+        """Called after every synchronisation inside a global round, with the number of those done,
+        and the number in a global round."""
+        self.step_ratio = 1.0
         """Mean steps of a client for each step of the schedule: more than one where the schedule
         counts passes over a client's data."""
         self.clock: VirtualClock | None = None
         """Virtual time of a network, where the run has one."""
         self.workload: RecordedWorkload | None = None
         """Messages and operations that decide the run's time and traffic on any network."""
-        self.saving: Callable[..., Recorder | None] | None = None
+        self.open_recorder: Callable[..., Recorder | None] | None = None
         """Opens the recorder of a folder; set by `simulate`."""
         self._recorder: Recorder | None = None
         self._problem: InvalidInput | None = None
@@ -199,7 +182,7 @@ class Simulation:
 
     @property
     def leaf(self) -> Leaf:
-        """The clients' chain; the engine's own, so that steps and learning rates agree."""
+        """The clients' chain, as the engine has it."""
         return self.engine.leaf
 
     @leaf.setter
@@ -224,7 +207,7 @@ class Simulation:
     @property
     def mean_steps(self) -> int:
         """Local steps of a client so far, mean over the clients."""
-        return round(self.step * self.pace)
+        return round(self.step * self.step_ratio)
 
     @property
     def done(self) -> bool:
@@ -246,8 +229,8 @@ class Simulation:
         return result
 
     def advance(self) -> RoundResult | None:
-        """Train the clients and synchronise; return the round's result where the root synchronised,
-        and None inside a global round. The caller checks `done`."""
+        """Train the clients and synchronise; return the round's result if the root synchronised, or
+        None inside a global round. The caller checks `done`."""
         self.check()
         with attribute_errors(lambda: self.engine.training.function_names(), f", in round {len(self.history) + 1}"):
             return self._advance()
@@ -257,13 +240,13 @@ class Simulation:
         self.ranks.create_groups()
         began = time.perf_counter()
         check_number("leaf.lr", self.leaf.lr(round), at_least=0, at_most=torch.finfo(self.flat.dtype).max)
-        top_level, renewed = self._train_and_synchronize(round)
-        if top_level > 1:
+        sync_result = self._train_and_synchronize(round)
+        if sync_result.top_level > 1:
             self._seconds += time.perf_counter() - began
-            self.met(self.meetings, self.meetings_per_round)
+            self.on_sync(self.meetings, self.meetings_per_round)
             return None
-        test = self.test if is_evaluation_round(round + 1, self.evaluate_every, self.rounds) else None
-        parts = self._rank_records(renewed, test)
+        evaluates = is_evaluation_round(round + 1, self.evaluate_every, self.rounds)
+        parts = self._rank_records(sync_result.renewed, evaluates and self.evaluator.test is not None)
         tree = self.federation.tree.whole
         result = merge_records(
             tree,
@@ -282,37 +265,30 @@ class Simulation:
         self._problem = all_refused_error(tree, self.history, warns=self.ranks.is_first)
         return result
 
-    def _train_and_synchronize(self, round: int) -> tuple[int, bool]:
-        """Train the clients and synchronise; return the topmost edge level that synchronised, and
-        whether its parents have a new model."""
-        federation, trainer = self.federation, ClientTrainer(self.engine, self.home)
+    def _train_and_synchronize(self, round: int) -> SyncResult:
+        """Train the clients until their next synchronisation, and count what it did."""
         if self._clipped_before is None:
             self._clipped_before = self.engine.clipped_steps
         steps, top_level = self.schedule.event(self.meetings)
-        federation.begin_round()
-        if federation.needs_gradients:
-            federation.restart_from_gradients(trainer.gradients(federation.train_request(self.step, 1, round)))
-        if self.drift is not None and top_level == 1:
-            corrections = [level.correction for level in federation.levels]
-            self.drift.compare(corrections, federation.levels[-2].broadcast[MODEL])
-        request = federation.train_request(self.step, steps, round)
-        federation.apply_training(trainer.train(request), self.leaf.lr_sum(round, steps))
-        result = federation.synchronize(top_level)
+        trainer = ClientTrainer(self.engine, self.home)
+        result = self.federation.train_and_synchronize(
+            trainer, round=round, first_step=self.step, steps=steps, top_level=top_level
+        )
         self._rejected.append(result.rejected)
         training = self.engine.training
-        self._client_steps += sum(training.steps(self.leaf, client, steps) for client in request.clients)
+        self._client_steps += sum(training.steps(self.leaf, client, steps) for client in result.participants)
         self.step += steps
         self.meetings += 1
-        return top_level, result.renewed
+        return result
 
-    def _rank_records(self, renewed: bool, test: Pair | None) -> list[RankRecord]:
-        """Every rank's record of the synchronisations since this was last asked; all ranks must
-        call it."""
+    def _rank_records(self, renewed: bool, evaluates: bool) -> list[RankRecord]:
+        """Collect the records of all ranks of the synchronisations since the last call; all ranks
+        must call it."""
         record = RankRecord(
             rejected=self._rejected,
             renewed=renewed,
-            evaluation=None if test is None else self._evaluate_root(test),
-            nodes=[] if test is None else self._evaluate_nodes(test),
+            evaluation=self.evaluator.evaluate_root(self.ranks, *self.rows(0)) if evaluates else None,
+            nodes=self._evaluate_nodes() if evaluates else [],
             client_bytes=self.traffic.communication.client_bytes,
             drift=None if self.drift is None else self.drift.pop_round(),
             clipped=self._clipped(),
@@ -337,19 +313,21 @@ class Simulation:
         self._clipped_before = None
 
     def check(self) -> None:
-        """Raise the error that the last round showed in the run as a whole, once: a caller that
-        asks again may go on."""
+        """Raise the error of the whole run that the last round showed, such as rejection of all
+        updates. It is raised once: a caller that calls again may continue."""
         problem, self._problem = self._problem, None
         if problem is not None:
             self.ranks.common_error = problem
             raise problem
 
     def state(self, history: bool = True) -> StateDict:
-        """The state of the run after a round or `within` one: going on from it gives the same bits.
+        """State of the run after a round or inside one; a run that is resumed from it has the same
+        bits.
 
-        It is valid until the run goes on; a deep copy of it, or a file, for ever. history: whether
-        it has the records of all rounds. Random numbers need no state: they are functions of the
-        seed, the node and the step.
+        The state is valid until the run continues; a deep copy of it, or a file, remains valid.
+        Random numbers need no state: they are functions of the seed, the node and the step.
+
+        history: whether the state includes the records of all rounds.
         """
         parts = {"federation": self.federation.saved(), "traffic": self.traffic.saved()}
         return {
@@ -366,15 +344,15 @@ class Simulation:
 
     def _within(self) -> StateDict:
         """The part of the present round that is done."""
-        parts = self._rank_records(renewed=False, test=None)
+        parts = self._rank_records(renewed=False, evaluates=False)
         self._before = self._before.append(PartialRecord.merge_ranks(self.federation.tree.whole, parts))
         return {"meetings": self.meetings, "seconds": self._seconds, **asdict(self._before)}
 
     def restore(self, state: StateDict) -> None:
-        """Go on from the state of a run that was set up the same way; raise, and change nothing,
-        where it does not fit.
+        """Resume from the state of a run that was set up in the same way; where the state does not
+        fit, raise and change nothing.
 
-        On several ranks the first one's state is taken, and all must call this.
+        On several ranks all must call this, and the first one's state is used.
         """
         federation, ranks = self.federation, self.ranks
         with ranks.raise_together():
@@ -408,48 +386,48 @@ class Simulation:
     ) -> None:
         """Record the run in a folder, as `stratafl run` does: its records, checkpoints and report.
 
-        If the folder has this very run, it goes on from its last checkpoint, or is done; for the
-        folder of another run an error is raised. Ctrl-C then stops a run after the present
+        If the folder has this very run, it is resumed from its last checkpoint, or is done; for the
+        folder of another run an error is raised. Ctrl-C then stops the run after the present
         synchronisation, with a checkpoint.
 
-        checkpoint_every: rounds; 0 for only when the run is stopped.
-        keep_state: whether every node's model and correction stay when the run is done, so that the
-            same call gives the same result.
-        tensorboard: whether its events are written, too.
-        force: go on also where arguments, files or data are no longer what they were, and note it.
+        checkpoint_every: rounds between checkpoints; 0 for one only when the run is stopped.
+        keep_state: whether every node's model and correction are kept when the run is done, so that
+            the same call gives the same result.
+        tensorboard: whether to write events for TensorBoard, too.
+        force: resume also where arguments, files or data have changed, and note it.
         """
         if not isinstance(path, str | Path):
             raise InvalidInput("save", path, "must be the path of a folder")
-        if self.saving is None:
+        if self.open_recorder is None:
             raise InvalidInput("save", path, "is for what `simulate` returns; `stratafl run` keeps a config's run")
-        self._recorder = self.saving(self, Path(path), checkpoint_every, keep_state, tensorboard, force)
+        self._recorder = self.open_recorder(self, Path(path), checkpoint_every, keep_state, tensorboard, force)
 
     def run(self, progress: bool | None = None, callbacks: Sequence[Tracker] = ()) -> Result:
         """Run the remaining rounds.
 
         progress: whether to show a progress bar; unless given, at a terminal and in a notebook.
-        callbacks: called at the beginning, after every round and at the end, on the first of
-            several ranks (see `simulation.callbacks`).
+        callbacks: objects that are called at the beginning, after every round and at the end, on
+            the first of several ranks (see `simulation.callbacks`).
         """
         quiet = not (self.ranks.is_first and (is_interactive() if progress is None else progress))
         title = "run" if self._recorder is None else self._recorder.name
-        previous = self.met
+        previous = self.on_sync
         with (
             nullcontext() if self._recorder is None else self._recorder.listening(),
             ProgressBar(title, self.rounds, quiet, len(self.history)) as progress_bar,
             tracking(callbacks if self.ranks.is_first else (), self.facts()) as follow,
         ):
-            self.met = previous if quiet else progress_bar.on_sync
+            self.on_sync = previous if quiet else progress_bar.on_sync
             try:
                 for record in self:
                     progress_bar.show(record)
                     follow(record)
             finally:
-                self.met = previous
+                self.on_sync = previous
         return self.result()
 
     def result(self) -> Result:
-        """The present result; on several ranks, with the rows of this rank's nodes."""
+        """Result of the rounds so far; on several ranks, with the rows of this rank's nodes."""
         federation = self.federation
         models, buffers = zip(*map(self.rows, range(len(federation.levels))), strict=True)
         return Result(
@@ -473,22 +451,13 @@ class Simulation:
             communication.restore(copy.deepcopy(counts))
         return communication
 
-    def _evaluate_root(self, test: Pair) -> EvaluationSums:
-        """The root's evaluation on this rank's share of the test data."""
-        (x_P,), (b_B,) = self.rows(0)
-        return evaluate_model(self.flat, self.objective, shard_for_rank(self.ranks, self.objective, test), x_P, b_B)
-
     def rows(self, level: int) -> tuple[Tensor, Tensor]:
         """Whole models and buffers of the nodes of a level. On several ranks, all must call it."""
         federation = self.federation
         model_NP, client_rows = federation.levels[level].model, federation.levels[-1].client_rows
         return self.home.whole_models(federation.tree, level, model_NP, federation.buffers(level), client_rows)
 
-    def _evaluate_nodes(self, test: Pair) -> list[dict[str, dict[str, float]]]:
+    def _evaluate_nodes(self) -> list[dict[str, dict[str, float]]]:
         """Metrics of the nodes of every evaluated level below the root."""
-        tree = self.federation.tree
-        node_test = test if self.own_test is None else self.own_test
-        levels = [level for level in self.evaluate_levels if level > 0]
-        return [
-            evaluate_level(tree, level, self.flat, self.objective, node_test, *self.rows(level)) for level in levels
-        ]
+        tree, levels = self.federation.tree, [level for level in self.evaluate_levels if level > 0]
+        return [self.evaluator.evaluate_level(tree, level, *self.rows(level)) for level in levels]

@@ -1,5 +1,4 @@
-"""The workload of a run, measured while it is set up: nothing that the run computes depends on
-that."""
+"""The workload of a run, measured while it is set up; no result of the run depends on it."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from stratafl.data.inputs import Inputs
 from stratafl.engine.validation import ModelUnderTest
 from stratafl.network.messages import MessageSizes, RecordedWorkload, message_sizes, scaled_sizes, training_flops
 from stratafl.network.replay import leaf_steps
-from stratafl.rules.checks import is_own
+from stratafl.rules.checks import has_user_functions
 
 
 def measured(
@@ -29,9 +28,9 @@ def measured(
     samples: Sequence[int],
     batch: int | None,
 ) -> RecordedWorkload:
-    """The workload of clients with so many samples each.
+    """Measure the workload of clients with these numbers of samples.
 
-    inputs: some samples, for counting the model's operations.
+    inputs: some samples, to count the model's operations.
     shared: rows of the parameters and buffers that are sent.
     """
     steps_N, samples_N = leaf_steps(samples, batch, schedule, leaf.epochs is not None)
@@ -50,7 +49,7 @@ def _messages(rules: Sequence[Rule], leaf: Leaf, dtype: torch.dtype, x_P: Tensor
     sizes = rules, len(x_P), len(b_B), leaf, dtype
     try:
         with preserve_rng(x_P.device):
-            return message_sizes(*sizes, x_P.device) if any(map(is_own, rules)) else scaled_sizes(*sizes)
+            return message_sizes(*sizes, x_P.device) if any(map(has_user_functions, rules)) else scaled_sizes(*sizes)
     except Exception:
-        # a rule or an optimiser of a user's may not bear an only child, which a run may never have
+        # a user's rule or optimizer may fail with a single child, which the run need not have
         return None

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from stratafl.base.files import atomic_write, write_json
+from stratafl.base.files import atomic_write, csv_text, write_json
 from stratafl.base.plotting import STYLE, pyplot, save
 from stratafl.base.statistics import MeanStd
 from stratafl.config.schema import Config
 from stratafl.cost.pricing import BYTES, ENERGY, TIME, Unit
 from stratafl.runs.format import slug
-from stratafl.tune.result import TuningResult
-from stratafl.tune.selection import NetworkResult, TuningCandidate, frontier_segments
+from stratafl.tune.result import NetworkResult, TuningCandidate, TuningResult, frontier_segments
 from stratafl.tune.task import COSTS
 from stratafl.tune.trials import TuningTrial, cost_in, cumulative_cost_R
 
@@ -98,12 +95,7 @@ def trial_rows(result: TuningResult) -> list[dict[str, Any]]:
 
 def as_csv(result: TuningResult) -> str:
     """Format the rows as a CSV file."""
-    table = trial_rows(result)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(table[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({key: "" if value is None else value for key, value in row.items()} for row in table)
-    return text.getvalue()
+    return csv_text(trial_rows(result))
 
 
 def _network_result(result: TuningResult, answer: NetworkResult) -> dict[str, Any]:
@@ -190,11 +182,8 @@ def _value(value: Any) -> str:
 
 
 GREY, BLUE, BLACK, RED = "#c3c8cf", "#0072b2", "#1b1f24", "#d55e00"
-
 MAX_PANELS_PER_ROW = 3
-
 UNITS = {"seconds": TIME, "bytes": BYTES, "joules": ENERGY}
-
 TITLES = {"seconds": "time", "bytes": "bytes sent", "joules": "energy", "money": "money"}
 
 
@@ -228,19 +217,31 @@ def _panel(axes: Any, result: TuningResult, answer: NetworkResult) -> None:
     search = [trial for setting, trial in result.search.trials.items() if setting != result.search.space.baseline]
     ends = [trial.cost(network, result.task.minimise) for trial in (*search, result.baseline) if trial.costs]
     unit = unit_of(result, network, ends)
-    panel = _Panel(axes, result, network, unit)
+
+    def draw_curve(trial: TuningTrial, colour: str, width: float, label: str | None) -> None:
+        costs = cumulative_cost_R(trial.costs[network], result.task.minimise) / unit.factor
+        rounds, values = [round - 1 for round, _ in trial.curve], [value for _, value in trial.curve]
+        marker = "." if len(rounds) == 1 else None
+        axes.plot(costs[rounds], values, color=colour, linewidth=width, marker=marker, markersize=3, label=label)
+
     for number, trial in enumerate(trial for trial in search if trial.curve):
-        panel.line(trial, GREY, 0.8, "other settings" if number == 0 else None)
-    panel.line(result.baseline, BLUE, 1.4, "as given")
-    front = answer.frontier
+        draw_curve(trial, GREY, 0.8, "other settings" if number == 0 else None)
+    draw_curve(result.baseline, BLUE, 1.4, "as given")
     axes.step(
-        [point.cost / unit.factor for point in front],
-        [point.value for point in front],
+        [point.cost / unit.factor for point in answer.frontier],
+        [point.value for point in answer.frontier],
         where="post", color=BLACK, linewidth=1.4, label="frontier",
     )  # fmt: skip
     for candidate, colour, name in ((answer.baseline, BLUE, None), (answer.choice, RED, "choice, ± over seeds")):
-        if candidate is not None:
-            panel.mark(candidate, colour, name)
+        cost = None if candidate is None else candidate.mean_cost(network, result.task.minimise)
+        if cost is not None:
+            error = None
+            if cost.deviation:
+                error = [[min(cost.deviation, 0.95 * cost.mean) / unit.factor], [cost.deviation / unit.factor]]
+            axes.errorbar(
+                [cost.mean / unit.factor], [goal.value],
+                xerr=error, fmt="D", color=colour, markersize=4, capsize=2, linewidth=1, label=name, zorder=5,
+            )  # fmt: skip
     axes.axhline(goal.value, color="#5b6470", linewidth=0.6, linestyle=":")
     axes.set_xscale("log")
     _ticks(axes.xaxis)
@@ -257,30 +258,3 @@ def _ticks(axis: Any) -> None:
     axis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, place: f"{value:g}"))
     axis.set_minor_formatter(ticker.NullFormatter())
-
-
-class _Panel(NamedTuple):
-    """Axes of one network, with the unit of its costs."""
-
-    axes: Any
-    result: TuningResult
-    network: str
-    unit: Unit
-
-    def line(self, trial: TuningTrial, colour: str, width: float, label: str | None) -> None:
-        """Draw the metric of a run over its cost."""
-        costs = cumulative_cost_R(trial.costs[self.network], self.result.task.minimise) / self.unit.factor
-        rounds, values = [round - 1 for round, _ in trial.curve], [value for _, value in trial.curve]
-        marker = "." if len(rounds) == 1 else None
-        self.axes.plot(costs[rounds], values, color=colour, linewidth=width, marker=marker, markersize=3, label=label)
-
-    def mark(self, candidate: TuningCandidate, colour: str, label: str | None) -> None:
-        """Mark the mean cost of the target over seeds."""
-        cost, factor = candidate.mean_cost(self.network, self.result.task.minimise), self.unit.factor
-        if cost is not None:
-            error = None if not cost.deviation else [[min(cost.deviation, 0.95 * cost.mean) / factor],
-                                                      [cost.deviation / factor]]  # fmt: skip
-            self.axes.errorbar(
-                [cost.mean / factor], [self.result.baseline.goal.value],
-                xerr=error, fmt="D", color=colour, markersize=4, capsize=2, linewidth=1, label=label, zorder=5,
-            )  # fmt: skip

@@ -10,14 +10,12 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, error_message
-from stratafl.tune.space import GridPoint
-from stratafl.tune.task import TuningTask
+from stratafl.tune.task import GridPoint, TuningTask
 from stratafl.tune.trials import CostLimits, StopConditions, TrialRunner, TuningTrial
 
 if TYPE_CHECKING:
@@ -64,7 +62,12 @@ class Search:
             network.name: package.create_study(storage=storage, study_name=network.name, load_if_exists=True)
             for network in task.networks
         }
-        self._distributions = {axis.name: _distribution(axis.labels, axis.is_ordered) for axis in self.space.axes}
+        self._distributions = {
+            axis.name: package.distributions.IntDistribution(0, len(axis.labels) - 1)
+            if axis.is_ordered
+            else package.distributions.CategoricalDistribution(axis.labels)
+            for axis in self.space.axes
+        }
 
     @property
     def count(self) -> int:
@@ -187,31 +190,28 @@ class Search:
         package = optuna()
         states = package.trial.TrialState
         for name, study in self.studies.items():
-            known_trials = [
+            suggestions = [
                 suggestion
                 for suggestion in study.trials
                 if suggestion.params and self._setting(suggestion.params) == setting
             ]
-            running = [suggestion for suggestion in known_trials if suggestion.state == states.RUNNING]
             value = trial.objective_value(name, self.task)
-            ending = (
-                states.FAIL if trial.outcome == "failed" else states.COMPLETE if value < math.inf else states.PRUNED
-            )
-            if any(suggestion.state == ending and REPEATED not in suggestion.user_attrs for suggestion in known_trials):
+            state = states.FAIL if trial.outcome == "failed" else states.COMPLETE if value < math.inf else states.PRUNED
+            if any(suggestion.state == state and REPEATED not in suggestion.user_attrs for suggestion in suggestions):
                 continue
-            # ranked among those that did not get there by how far from it they stayed
-            steps = (
-                {0: trial.distance_to_target} if ending == states.PRUNED and trial.distance_to_target < math.inf else {}
-            )
-            if running:
-                suggestion = package.trial.Trial(study, self._id_of(name, running[0].number))
-                for step, shortfall in steps.items():
-                    suggestion.report(shortfall, step)
-                study.tell(suggestion, value if ending == states.COMPLETE else None, state=ending)
+            final_value = value if state == states.COMPLETE else None
+            # pruned trials are ranked by the distance from the target that they stayed at
+            has_distance = state == states.PRUNED and trial.distance_to_target < math.inf
+            steps = {0: trial.distance_to_target} if has_distance else {}
+            running = next((suggestion for suggestion in suggestions if suggestion.state == states.RUNNING), None)
+            if running is not None:
+                suggestion = package.trial.Trial(study, self._id_of(name, running.number))
+                for step, distance in steps.items():
+                    suggestion.report(distance, step)
+                study.tell(suggestion, final_value, state=state)
             else:
-                final_value = value if ending == states.COMPLETE else None
                 completed = package.trial.create_trial(
-                    state=ending,
+                    state=state,
                     value=final_value,
                     params=self._params(setting),
                     distributions=self._distributions,
@@ -235,8 +235,3 @@ class Search:
             int(params[axis.name]) if axis.is_ordered else axis.labels.index(params[axis.name])
             for axis in self.space.axes
         )
-
-
-def _distribution(labels: Sequence[str], is_ordered: bool) -> Any:
-    kinds = optuna().distributions
-    return kinds.IntDistribution(0, len(labels) - 1) if is_ordered else kinds.CategoricalDistribution(list(labels))

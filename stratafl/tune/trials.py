@@ -113,9 +113,9 @@ def last_round(run: StoredRun, task: TuningTask, cost_limits: Mapping[str, float
     """
     priceable, rounds = PriceableRun.of(run), run.total
     workload = replace(priceable.recovered.workload, rounds=rounds)
-    whole = replace(priceable, recovered=replace(priceable.recovered, workload=workload))
+    complete = replace(priceable, recovered=replace(priceable.recovered, workload=workload))
     return max(
-        _last_competitive_round(whole.cost_on(network), task, cost_limits[network.name], rounds)
+        _last_competitive_round(complete.cost_on(network), task, cost_limits[network.name], rounds)
         for network in task.networks
     )
 
@@ -150,7 +150,6 @@ LIMIT_ROUNDS = (1, 3)
 model, after the third round also if that has buffers."""
 
 BEATEN = "stopped: it cannot be among the best settings any more"
-
 DIVERGED = "stopped: its loss is no number any more"
 
 CostLimits = Mapping[str, float]
@@ -276,7 +275,10 @@ class TrialRunner:
         cost_limits: CostLimits,
     ) -> Path:
         name = run_name(f"{label} seed {config.run.seed}")
-        launch = Launch.new(config, name, self.folder) if before is None else self._resumed(before, config)
+        if before is None:
+            launch = Launch.new(config, name, self.folder)
+        else:
+            launch = Launch.resume(before.path, self.say, force=self.keep_stale, config=config)
         path = launch.folder.path
         self._paths[_identity_key(config)] = path
         self.trained += 1
@@ -304,9 +306,6 @@ class TrialRunner:
             launch.folder.close()
         return path
 
-    def _resumed(self, before: StoredRun, config: Config) -> Launch:
-        return Launch.resume(before.path, self.say, force=self.keep_stale, config=config)
-
 
 class _EarlyStopping:
     """Early stopping of one run."""
@@ -314,19 +313,14 @@ class _EarlyStopping:
     def __init__(
         self, runner: TrialRunner, launch: Launch, label: str, stop_conditions: StopConditions, cost_limits: CostLimits
     ):
-        self.runner, self.launch, self.label, self.stop_conditions, self.cost_limits = (
-            runner,
-            launch,
-            label,
-            stop_conditions,
-            cost_limits,
-        )
+        self.runner, self.launch, self.label = runner, launch, label
+        self.stop_conditions, self.cost_limits = stop_conditions, cost_limits
         self.stop = InterruptHandler()
         """Stop requests for this run, which pass on the signals of the search."""
         self.stop_reason: str | None = None
         self.limit: int | None = None
         self.diverged: int | None = None
-        launch.simulation.met = self.after_sync
+        launch.simulation.on_sync = self.after_sync
 
     def after_sync(self, meetings: int, of: int) -> None:
         """Check for a stop after every synchronisation of the leaves."""

@@ -1,5 +1,4 @@
-"""The seam between what nodes tell each other and how that travels, with channels that lose
-something."""
+"""Lossy channels between rules and the network: simulated and deployed, counted, resumed."""
 
 from __future__ import annotations
 
@@ -20,38 +19,38 @@ STEP = 2.0**-7
 
 
 def rounding(with_reference: bool) -> Channel:
-    """Rounds models to a grid, up or down at random, and adds what was lost to the next one."""
+    """Stochastic rounding of models to a grid, with error feedback."""
 
-    def encode(memory: Rows, message: Rows, known: Edge | None, key: ChannelKey) -> tuple[Rows, Rows]:
-        start = known.model if known is not None and with_reference else torch.zeros_like(message[MODEL])
-        wanted = message[MODEL] - start + memory["lost"]
+    def encode(memory: Rows, message: Rows, edge: Edge | None, key: ChannelKey) -> tuple[Rows, Rows]:
+        start = edge.model if edge is not None and with_reference else torch.zeros_like(message[MODEL])
+        exact = message[MODEL] - start + memory["lost"]
         nodes_N1 = torch.as_tensor(key.nodes_N)[:, None]
-        columns = torch.arange(wanted.shape[1])
-        dither = uniform(key.seed, Stream.TRANSFORM, key.level, key.round, nodes_N1, columns).to(wanted.dtype)
-        coarse = ((wanted / STEP) + dither).floor() * STEP
-        return {"lost": wanted - coarse}, {**message, MODEL: start + coarse}
+        columns = torch.arange(exact.shape[1])
+        dither = uniform(key.seed, Stream.TRANSFORM, key.level, key.round, nodes_N1, columns).to(exact.dtype)
+        coarse = ((exact / STEP) + dither).floor() * STEP
+        return {"lost": exact - coarse}, {**message, MODEL: start + coarse}
 
     return Channel(
         init=lambda message: {"lost": torch.zeros_like(message[MODEL])},
         encode=encode,
-        decode=lambda payload, known: payload,
+        decode=lambda payload, edge: payload,
     )
 
 
 def halving() -> Channel:
-    """Sends half the bits."""
+    """Channel that sends float32 instead of float64."""
 
-    def half(memory: Rows, message: Rows, known: Edge | None, key: ChannelKey) -> tuple[Rows, Rows]:
+    def encode(memory: Rows, message: Rows, edge: Edge | None, key: ChannelKey) -> tuple[Rows, Rows]:
         return memory, {name: rows.float() for name, rows in message.items()}
 
-    def whole(payload: Rows, known: Edge | None) -> Rows:
+    def decode(payload: Rows, edge: Edge | None) -> Rows:
         return {name: rows.double() for name, rows in payload.items()}
 
-    return Channel(init=lambda message: {}, encode=half, decode=whole)
+    return Channel(init=lambda message: {}, encode=encode, decode=decode)
 
 
-def travelling(sim: Simulation, channels: tuple[Channels, ...]) -> Simulation:
-    """The same run over other channels."""
+def with_channels(sim: Simulation, channels: tuple[Channels, ...]) -> Simulation:
+    """Replace the channels of a simulation."""
     before = sim.federation
     top = before.levels[0]
     edges = [replace(edge, channels=channels[level - 1]) for level, edge in before.edges.items()]
@@ -65,20 +64,22 @@ LOSSY = Channels(rounding(True), rounding(False))
 @pytest.mark.parametrize("rules", ["mtgc", "scaffold", "hfedavg"])
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("participation", [None, 0.6])
-def test_a_deployed_tree_hears_what_a_simulated_one_does(rules: str, depth: int, participation: float | None) -> None:
+def test_deployed_and_simulated_trees_get_the_same_messages(
+    rules: str, depth: int, participation: float | None
+) -> None:
     channels = (LOSSY,) * depth
 
     def make() -> Simulation:
         return simulation([rules] * depth, depth, participation=participation)
 
-    exact, lossy = make().run(), travelling(make(), channels).run()
+    exact, lossy = make().run(), with_channels(make(), channels).run()
     deployed = Deployed(make(), update_limit=0, channels=channels).run()
     assert (exact.models[0] - lossy.models[0]).abs().max() > STEP / 100, "nothing was lost"
     torch.testing.assert_close(deployed.model(), lossy.models[0][0], rtol=0, atol=1e-5)
 
 
-def test_corrections_sum_to_zero_whatever_a_channel_to_the_parent_loses() -> None:
-    sim = travelling(simulation("mtgc", 3), (Channels(up=rounding(True)),) * 3)
+def test_corrections_sum_to_zero_over_a_lossy_channel() -> None:
+    sim = with_channels(simulation("mtgc", 3), (Channels(up=rounding(True)),) * 3)
     for _ in sim:
         for level in range(1, 4):
             correction = sim.federation.levels[level].correction
@@ -87,23 +88,25 @@ def test_corrections_sum_to_zero_whatever_a_channel_to_the_parent_loses() -> Non
     assert max(float(level.correction.abs().max()) for level in sim.federation.levels[1:]) > 1e-3
 
 
-def test_bytes_are_those_that_travel() -> None:
+def test_encoded_bytes_are_counted() -> None:
     double = {"model": lambda: torch.nn.Linear(4, 3).double()}
-    whole = simulation("scaffold", 2, **double).run().communication
-    half = travelling(simulation("scaffold", 2, **double), (Channels(halving(), halving()),) * 2).run().communication
+    exact = simulation("scaffold", 2, **double).run().communication
+    halved = (
+        with_channels(simulation("scaffold", 2, **double), (Channels(halving(), halving()),) * 2).run().communication
+    )
     for level in (1, 2):
-        ours, theirs = half.level(level), whole.level(level)
-        assert (ours.messages_up, ours.messages_down) == (theirs.messages_up, theirs.messages_down)
-        assert 2 * ours.bytes_up == theirs.bytes_up
-        assert 2 * ours.bytes_down == theirs.bytes_down
+        small, large = halved.level(level), exact.level(level)
+        assert (small.messages_up, small.messages_down) == (large.messages_up, large.messages_down)
+        assert 2 * small.bytes_up == large.bytes_up
+        assert 2 * small.bytes_down == large.bytes_down
 
 
-def test_a_run_over_a_channel_with_a_memory_goes_on_where_it_stood() -> None:
+def test_a_resumed_run_keeps_the_memory_of_channels() -> None:
     channels = (LOSSY,) * 2
-    whole, first, second = (travelling(simulation("mtgc", 2), channels) for _ in range(3))
+    uninterrupted, first, second = (with_channels(simulation("mtgc", 2), channels) for _ in range(3))
     next(first)
     second.restore(first.state())
-    assert torch.equal(second.run().models[0], whole.run().models[0])
+    assert torch.equal(second.run().models[0], uninterrupted.run().models[0])
 
 
 def test_identity_changes_nothing_and_counts_rows() -> None:

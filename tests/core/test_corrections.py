@@ -1,5 +1,4 @@
-"""Corrections enter the gradient, before the optimiser: what they are, that they sum to zero, and
-where MTGC with Adam comes to."""
+"""Corrections with optimizers other than SGD: they sum to zero, and MTGC with Adam converges."""
 
 from __future__ import annotations
 
@@ -28,8 +27,8 @@ CHAINS: dict[str, dict[str, Any]] = {
 
 
 def two_levels_of_adam(problem: LeastSquares, restart: str, keep: bool, E: int, H: int, lr: float) -> Any:
-    """Algorithm 1 with Adam in the place of SGD, line by line: a correction is the mean of the
-    siblings' mean directions less one's own, which has the correction in it."""
+    """Algorithm 1 of the MTGC paper with Adam instead of SGD, line by line: a correction is the
+    mean of the siblings' mean directions minus the client's, corrections included."""
     parents, rounds = problem.tree.parents[2], 3
     groups, clients = range(problem.tree.sizes[1]), range(problem.tree.leaves)
     w1, w2 = problem.tree.weights[1], problem.tree.weights[2]
@@ -41,24 +40,24 @@ def two_levels_of_adam(problem: LeastSquares, restart: str, keep: bool, E: int, 
         if restart == "zero":
             z[:] = 0
         for _ in range(E):
-            mine, mean = np.stack([x_group[parents[i]] for i in clients]), np.zeros_like(z)
+            local, mean = np.stack([x_group[parents[i]] for i in clients]), np.zeros_like(z)
             if not keep:
                 m[:], v[:], t[:] = 0, 0, 0
             for i in clients:
                 for _ in range(H):
-                    d = problem.gradient(i, mine[i]) + z[i] + y[parents[i]]
+                    d = problem.gradient(i, local[i]) + z[i] + y[parents[i]]
                     t[i] += 1
                     m[i] = 0.9 * m[i] + 0.1 * d
                     v[i] = 0.999 * v[i] + 0.001 * d * d
-                    mine[i] -= lr * m[i] / (1 - 0.9 ** t[i]) / (np.sqrt(v[i] / (1 - 0.999 ** t[i])) + 1e-8)
+                    local[i] -= lr * m[i] / (1 - 0.9 ** t[i]) / (np.sqrt(v[i] / (1 - 0.999 ** t[i])) + 1e-8)
                     mean[i] += d / H
             for j in groups:
                 family = [i for i in clients if parents[i] == j]
-                x_group[j] = sum(w2[i] * mine[i] for i in family)
-                together = sum(w2[i] * mean[i] for i in family)
-                group_mean[j] += together / E
+                x_group[j] = sum(w2[i] * local[i] for i in family)
+                family_mean = sum(w2[i] * mean[i] for i in family)
+                group_mean[j] += family_mean / E
                 for i in family:
-                    z[i] += together - mean[i]
+                    z[i] += family_mean - mean[i]
         x = sum(w1[j] * x_group[j] for j in groups)
         overall = sum(w1[j] * group_mean[j] for j in groups)
         y += overall - group_mean
@@ -87,7 +86,7 @@ methods = st.sampled_from([*({"name": "mtgc", "restart": r} for r in ("zero", "g
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(shapes, methods, st.sampled_from(list(CHAINS)), st.integers(0, 10_000), st.sampled_from([None, 0.5, 1]))
 def test_corrections_sum_to_zero_per_parent(shape, method, chain, seed, participation) -> None:
-    """Over all children of a parent, present or not, whatever turns a direction into a change."""
+    """Over all children of a parent, present or absent, with every optimizer."""
     problem = LeastSquares(shape, weights_of(shape, seed), seed)
     rules = [method] * problem.tree.depth
     sim = problem.simulation(rules, rounds=2, participation=participation, seed=seed, lr=leaf(0.05, **CHAINS[chain]))
@@ -102,7 +101,7 @@ def test_corrections_sum_to_zero_per_parent(shape, method, chain, seed, particip
 
 
 @pytest.mark.parametrize("restart", ["gradient", "keep"])
-def test_mtgc_with_adam_that_is_kept_finds_the_minimiser(restart: str) -> None:
+def test_mtgc_with_kept_adam_finds_the_minimiser(restart: str) -> None:
     problem = LeastSquares([[2, 1], [3]], None, spread=3.0)
 
     def miss(rules: Any, rounds: int = 60) -> float:
@@ -114,8 +113,8 @@ def test_mtgc_with_adam_that_is_kept_finds_the_minimiser(restart: str) -> None:
     assert miss("hfedavg") > 0.5
 
 
-def test_adam_that_restarts_comes_as_near_as_its_learning_rate_is_small() -> None:
-    """From rest its first step is as long as the learning rate, however short the gradient."""
+def test_reset_adam_gets_as_close_as_its_learning_rate_is_small() -> None:
+    """Adam's first step is as long as the learning rate, however small the gradient."""
     problem = LeastSquares([[2, 1], [3]], None, spread=3.0)
     chain = leaf(step_decay(0.1, every=15, factor=0.3), optimiser="adam")
     sim = problem.simulation({"name": "mtgc", "restart": "keep"}, periods=[2, 2, 2], rounds=75, lr=chain)
@@ -124,30 +123,30 @@ def test_adam_that_restarts_comes_as_near_as_its_learning_rate_is_small() -> Non
 
 @pytest.mark.parametrize("rules", ["mtgc", "scaffold", "hfedavg", {"name": "mtgc", "restart": "keep"}], ids=str)
 @pytest.mark.parametrize("chain", ["adam", "kept adam", "kept momentum"])
-def test_a_deployed_tree_does_the_same(rules: Any, chain: str) -> None:
+def test_a_deployed_tree_has_the_same_result(rules: Any, chain: str) -> None:
     depth = 2 if chain == "kept momentum" else 3
     settings = {"leaf": leaf(0.05, **CHAINS[chain]), "participation": 0.6}
     sim = simulation(place(rules, depth), depth, **settings)
     deployed = Deployed(sim, by_samples=True).run()
     sim.run()
-    assert_agrees(deployed, sim)  # also in what was sent
+    assert_agrees(deployed, sim)  # also in bytes sent
 
 
 @pytest.mark.parametrize("chain", ["kept adam", "kept momentum"])
-def test_deployed_nodes_that_start_again_from_their_files_end_the_same(chain: str) -> None:
-    """A leaf's moments and count are in its own state, and nowhere else."""
+def test_deployed_nodes_resume_from_their_files(chain: str) -> None:
+    """Moments and step count are stored at the client only."""
     sim = simulation("mtgc", 2, leaf=leaf(0.05, **CHAINS[chain]))
-    whole, broken = Deployed(sim).run(), Deployed(sim)
-    broken.root.greet()
-    while broken.root.round < broken.job.rounds:
-        broken.root.one_round()
-        stored = {name: encode(kept, once=True) for name, kept in broken.kept.items()}
-        for level in range(broken.job.tree.depth, -1, -1):
-            for number, name in enumerate(broken.job.tree.names[level]):
-                broken.make(level, number, decode(stored[name], NodeState))
-    assert np.array_equal(broken.model(), whole.model())
-    kept = broken.kept["0/0"].above
-    assert kept is not None and kept.sent is not None
-    assert set(kept.sent.optimiser) == ({"m", "v", "steps"} if chain == "kept adam" else {"velocity"})
-    above = broken.kept["0"].above
-    assert above is not None and above.sent is not None and above.sent.optimiser == {}
+    uninterrupted, restarted = Deployed(sim).run(), Deployed(sim)
+    restarted.root.greet()
+    while restarted.root.round < restarted.job.rounds:
+        restarted.root.one_round()
+        stored = {name: encode(child, once=True) for name, child in restarted.kept.items()}
+        for level in range(restarted.job.tree.depth, -1, -1):
+            for number, name in enumerate(restarted.job.tree.names[level]):
+                restarted.make(level, number, decode(stored[name], NodeState))
+    assert np.array_equal(restarted.model(), uninterrupted.model())
+    child = restarted.kept["0/0"].above
+    assert child is not None and child.sent is not None
+    assert set(child.sent.optimiser) == ({"m", "v", "steps"} if chain == "kept adam" else {"velocity"})
+    parent = restarted.kept["0"].above
+    assert parent is not None and parent.sent is not None and parent.sent.optimiser == {}

@@ -1,5 +1,4 @@
-"""Passes over a client's own data in the place of steps: unequal clients make unequal numbers of
-them."""
+"""Passes over a client's own data instead of steps, with clients of different sizes."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ SEED, BATCH = 7, 2
 
 
 def transcribed(problem: LeastSquares, method: str, E: int, epochs: int, lr: float, rounds: int = 3) -> Any:
-    """Two levels by hand: each client goes `epochs` times through its own data, and what a
-    correction compares is each client's mean direction, whatever the number of its steps."""
+    """Two levels by hand: each client makes `epochs` passes over its own data, and corrections
+    compare the clients' mean directions, whatever their numbers of steps."""
     parents, w1, w2 = problem.tree.parents[2], problem.tree.weights[1], problem.tree.weights[2]
     groups, clients = range(problem.tree.sizes[1]), range(problem.tree.leaves)
     x, passes = problem.x0.copy(), 0
@@ -33,30 +32,30 @@ def transcribed(problem: LeastSquares, method: str, E: int, epochs: int, lr: flo
     for _ in range(rounds):
         x_group, group_mean = np.stack([x for _ in groups]), np.zeros_like(y)
         for _ in range(E):
-            mine, mean = np.stack([x_group[parents[i]] for i in clients]), np.zeros_like(z)
+            local, mean = np.stack([x_group[parents[i]] for i in clients]), np.zeros_like(z)
             for i in clients:
                 size = problem.sizes[i]
-                each = -(-size // BATCH)
+                steps = -(-size // BATCH)
                 added = {
                     "mtgc": z[i] + y[parents[i]],
                     "scaffold": server[parents[i]] - control[i],
                     "hfedavg": 0 * z[i],
                 }[method]
-                for chosen in batch_indices(SEED, i, size, passes * each, epochs * each, BATCH):
-                    A, b = problem.A[i][chosen.numpy()], problem.b[i][chosen.numpy()]
-                    d = A.T @ (A @ mine[i] - b) / len(b) + added
-                    mine[i] = mine[i] - lr * d
-                    mean[i] += d / (epochs * each)
+                for batch in batch_indices(SEED, i, size, passes * steps, epochs * steps, BATCH):
+                    A, b = problem.A[i][batch.numpy()], problem.b[i][batch.numpy()]
+                    d = A.T @ (A @ local[i] - b) / len(b) + added
+                    local[i] = local[i] - lr * d
+                    mean[i] += d / (epochs * steps)
                 if method == "scaffold":
                     mean[i] = mean[i] - added
             for j in groups:
                 family = [i for i in clients if parents[i] == j]
-                x_group[j] = sum(w2[i] * mine[i] for i in family)
-                together = sum(w2[i] * mean[i] for i in family)
-                group_mean[j] += together / E
+                x_group[j] = sum(w2[i] * local[i] for i in family)
+                family_mean = sum(w2[i] * mean[i] for i in family)
+                group_mean[j] += family_mean / E
                 server[j] += sum(w2[i] * (mean[i] - control[i]) for i in family)
                 for i in family:
-                    z[i] += together - mean[i]
+                    z[i] += family_mean - mean[i]
                     control[i] = mean[i]
             passes += epochs
         x = sum(w1[j] * x_group[j] for j in groups)
@@ -72,9 +71,9 @@ def test_line_by_line(method: str) -> None:
     problem = LeastSquares([2, 3, 1], "samples")
     assert len({-(-size // BATCH) for size in problem.sizes}) > 1
     x, y, z = transcribed(problem, method, 2, 3, 0.03)
-    given = {"periods": [2], "rounds": 3, "lr": leaf(0.03, epochs=3), "batch": BATCH, "seed": SEED}
+    options = {"periods": [2], "rounds": 3, "lr": leaf(0.03, epochs=3), "batch": BATCH, "seed": SEED}
     for engine in ("loop", "stacked"):
-        result = problem.run(RULES[method], engine=engine, **given)
+        result = problem.run(RULES[method], engine=engine, **options)
         np.testing.assert_allclose(root(result), x, rtol=0, atol=1e-11)
         if method == "mtgc":
             np.testing.assert_allclose(result.corrections[0], y, rtol=0, atol=1e-10)
@@ -108,7 +107,8 @@ def test_every_sample_is_seen_once_in_every_pass() -> None:
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_a_record_has_the_clients_mean_number_of_steps(participation: float) -> None:
-    """Batches of 2 of 3, 7 and 4 samples: 2, 4 and 2 steps a pass, as many whoever takes part."""
+    """Batches of 2 from 3, 7 and 4 samples: 2, 4 and 2 steps per pass, independent of
+    participation."""
     parts, data = [range(0, 3), range(3, 10), range(10, 14)], (torch.eye(14), torch.zeros(14, 1))
     how = {"loss": "mse", "batch": 2, "rounds": 2, "participation": participation}
     sim = simulate(lambda: nn.Linear(14, 1), data, parts, 3, "hfedavg", periods=[], leaf=leaf(0.1, epochs=4), **how)
@@ -127,11 +127,11 @@ def test_with_full_batches_a_pass_is_a_step() -> None:
 
 @pytest.mark.parametrize("rules", ["mtgc", ["scaffold", "fedprox"], {"name": "mtgc", "restart": "gradient"}], ids=str)
 @pytest.mark.parametrize("chain", [{}, {"optimiser": "adam", "optimiser_state": "keep", "clip_norm": 0.2}], ids=str)
-@pytest.mark.parametrize("participation", [None, [1.0, 0.7]], ids=["everybody", "some"])
+@pytest.mark.parametrize("participation", [None, [1.0, 0.7]], ids=["all", "some"])
 def test_every_engine_gives_the_loop_s_result(rules: Any, chain: dict[str, Any], participation: Any) -> None:
-    given = {"rules": rules, "leaf": leaf(0.05, epochs=2, **chain), "periods": [2], "participation": participation}
+    settings = {"rules": rules, "leaf": leaf(0.05, epochs=2, **chain), "periods": [2], "participation": participation}
     for options in ({"chunk_size": 2}, {"chunk_size": None}, {"chunk_size": 3, "methods": ("vmap",)}):
-        loop, other = pairs.federation(**given), pairs.stacked(pairs.federation(**given), **options)
+        loop, other = pairs.federation(**settings), pairs.stacked(pairs.federation(**settings), **options)
         loop.run(), other.run()
         assert other.engine.name != "loop"
         for a, b in zip(loop.federation.levels, other.federation.levels, strict=True):
@@ -141,17 +141,17 @@ def test_every_engine_gives_the_loop_s_result(rules: Any, chain: dict[str, Any],
         assert loop.engine.clipped_steps == other.engine.clipped_steps
 
 
-def test_a_run_that_goes_on_and_a_deployed_tree_do_the_same() -> None:
-    given = {"leaf": leaf(0.05, epochs=2, optimiser="adam"), "participation": 0.6}
-    sim = simulation("mtgc", 2, periods=[2], **given)
+def test_a_resumed_run_and_a_deployed_tree_have_the_same_result() -> None:
+    settings = {"leaf": leaf(0.05, epochs=2, optimiser="adam"), "participation": 0.6}
+    sim = simulation("mtgc", 2, periods=[2], **settings)
     deployed = Deployed(sim, by_samples=True).run()
     next(sim)
     state = copy.deepcopy(sim.state())
     sim.run()
     assert_agrees(deployed, sim)
-    other = simulation("mtgc", 2, periods=[2], **given)
-    other.restore(state)
-    assert torch.equal(other.run().models[0], sim.result().models[0])
+    resumed = simulation("mtgc", 2, periods=[2], **settings)
+    resumed.restore(state)
+    assert torch.equal(resumed.run().models[0], sim.result().models[0])
 
 
 def test_from_a_config() -> None:

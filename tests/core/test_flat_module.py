@@ -26,7 +26,7 @@ class Tied(nn.Module):
 
 
 class Counter(nn.Module):
-    """Replaces its buffer instead of writing into it."""
+    """A module that replaces its buffer instead of writing into it."""
 
     def __init__(self, persistent: bool = True) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def test_tied_weights_are_one() -> None:
     torch.testing.assert_close(built(inputs), 4 * module(inputs))
 
 
-def test_frozen_parameters_stay_out() -> None:
+def test_frozen_parameters_are_not_in_the_row() -> None:
     module = norm_net()
     module[0].requires_grad_(False)
     flat = FlatModule(module)
@@ -131,7 +131,7 @@ def test_gradient_is_autograd_s() -> None:
     torch.testing.assert_close(b_B, flat.flatten_module(module)[1])
 
 
-def test_a_buffer_that_is_replaced_is_seen() -> None:
+def test_a_replaced_buffer_is_stored() -> None:
     module = Counter()
     flat = FlatModule(module)
     flat.module.train()
@@ -142,7 +142,7 @@ def test_a_buffer_that_is_replaced_is_seen() -> None:
     assert module.seen == 0
 
 
-def test_a_buffer_that_is_not_saved_is_still_a_buffer() -> None:
+def test_a_non_persistent_buffer_is_in_the_row() -> None:
     module = Counter(persistent=False)
     flat = FlatModule(module)
     x_P, b_B = flat.flatten_module(module)
@@ -150,7 +150,7 @@ def test_a_buffer_that_is_not_saved_is_still_a_buffer() -> None:
     assert flat.build(x_P, b_B + 3).seen == 3
 
 
-# -- what is refused ------------------------------------------------------------------------------
+# -- refused models ------------------------------------------------------------------------------
 
 
 class Empty(nn.Module):
@@ -245,9 +245,9 @@ def test_running_statistics_are_averaged() -> None:
         expected = (8 * group[0] + 4 * group[1]) / 12
         np.testing.assert_allclose(getattr(result.module[1], name), expected, rtol=1e-12)
     for i, client in enumerate(alone):
-        ours = result.model_of(result.tree.names[2][i])
-        torch.testing.assert_close(ours[1].running_var, client[1].running_var, rtol=1e-12, atol=0)
-        torch.testing.assert_close(ours[3].weight, client[3].weight, rtol=1e-12, atol=1e-14)
+        client_model = result.model_of(result.tree.names[2][i])
+        torch.testing.assert_close(client_model[1].running_var, client[1].running_var, rtol=1e-12, atol=0)
+        torch.testing.assert_close(client_model[3].weight, client[3].weight, rtol=1e-12, atol=1e-14)
 
 
 def test_integer_buffers_stay_as_they_were() -> None:
@@ -259,15 +259,15 @@ def test_integer_buffers_stay_as_they_were() -> None:
 
 
 def test_clients_do_not_see_each_other_through_integer_buffers() -> None:
-    """A cumulative batch norm weighs by its counter, which must not count the others' steps."""
+    """Cumulative batch norm uses its counter, which must not count other clients' steps."""
     module = norm_net().double()
     module[1].momentum = None
     inputs, labels = samples()
     last = trained_alone(module, inputs[PARTS[2]].double(), labels[PARTS[2]], 1)
     tree = Tree.of([2, 1])
     result = simulate(module, samples(), PARTS, tree, "hfedavg", periods=[1, 1], rounds=1, batch=None).run()
-    ours = result.model_of("1/0")
-    torch.testing.assert_close(ours[1].running_mean, last[1].running_mean)
+    client_model = result.model_of("1/0")
+    torch.testing.assert_close(client_model[1].running_mean, last[1].running_mean)
 
 
 @pytest.mark.parametrize("rules", ["hfedavg", "mtgc"])

@@ -1,4 +1,4 @@
-"""A leaf's step: order of the chain, momentum, learning rates, corrections that divide by them."""
+"""A client's step: order of stages, momentum, learning rates, corrections that divide by them."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def test_corrections_come_before_the_clip_and_decay_after_it() -> None:
     assert directed(chain.stages, g, x, added) == [pytest.approx([5.6, 10.8])]
 
 
-def test_the_order_is_the_user_s_to_change() -> None:
+def test_users_can_change_the_order_of_stages() -> None:
     g, x = torch.tensor([[3.0, 0.0]]), torch.tensor([[0.0, 4.0]])
     added = torch.tensor([[1.0, 1.0]])
     assert directed((clip(1.0), corrections), g, x, added) == [pytest.approx([2, 1])]
     assert directed((decay(1.0), clip(1.0)), g, x, added) == [pytest.approx([0.6, 0.8])]
 
 
-def test_clip_looks_at_each_row_alone() -> None:
+def test_clip_treats_rows_independently() -> None:
     rows = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0], [0.0, 2.0]])
     clipped = clip(2.0)(rows, rows, lambda x, d: d)
     expected = torch.tensor([[1.2, 1.6], [0.3, 0.4], [0.0, 0.0], [0.0, 2.0]])
     torch.testing.assert_close(clipped, expected)
 
 
-def test_what_is_not_asked_for_is_not_in_the_chain() -> None:
+def test_the_chain_has_requested_stages_only() -> None:
     assert leaf(0.1).stages == (corrections,)
     assert leaf(0.1, clip_norm=2).stages == (corrections, clip(2))
     assert leaf(0.1, weight_decay=0.1).stages == (corrections, decay(0.1))
@@ -62,7 +62,7 @@ def test_a_client_alone_is_torch_sgd(momentum: float, weight_decay: float, clip_
     with torch.no_grad():
         module.weight.copy_(torch.tensor(problem.x0))
     for _ in range(2):
-        # a model from the parent starts the momentum anew
+        # a model from the parent resets the momentum
         sgd = torch.optim.SGD(module.parameters(), 0.05, momentum, weight_decay=weight_decay)
         for _ in range(6):
             sgd.zero_grad()
@@ -78,7 +78,7 @@ def test_a_client_alone_is_torch_sgd(momentum: float, weight_decay: float, clip_
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("steps", [1, 2, 7])
-def test_rate_is_how_far_a_unit_gradient_moves_the_model(momentum: float, steps: int) -> None:
+def test_lr_sum_is_the_displacement_by_unit_gradients(momentum: float, steps: int) -> None:
     def total(outputs: Tensor, targets: Tensor) -> Tensor:
         return outputs.sum()
 
@@ -119,10 +119,10 @@ def test_learning_rate_schedules() -> None:
     assert cosine(0.5, rounds=4)(4) == pytest.approx(0, abs=1e-16)
 
 
-def test_the_rate_of_each_round_is_reported() -> None:
+def test_the_learning_rate_of_each_round_is_recorded() -> None:
     problem = LeastSquares(2)
     sim = problem.simulation("hfedavg", rounds=3, lr=leaf(step_decay(0.1, every=1, factor=0.5)))
-    assert [each.lr for each in sim] == pytest.approx([0.1, 0.05, 0.025])
+    assert [record.lr for record in sim] == pytest.approx([0.1, 0.05, 0.025])
 
 
 def test_leaf_takes_a_function_of_the_round() -> None:
@@ -138,7 +138,7 @@ def test_corrections_divide_by_the_rates_that_were_used(momentum: float) -> None
     E, H, rounds = 3, 2, 3
     groups = [[0, 1], [2]]
     rates = [0.05 * 0.5**t for t in range(rounds)]
-    # of H steps under unit gradients: the sum over steps of 1 + m + ... + m^h
+    # displacement of H steps with unit gradients: sum over steps of 1 + m + ... + m^h
     unit = sum(math.fsum(momentum**k for k in range(h + 1)) for h in range(H))
     x = problem.x0
     z, y = np.zeros((3, 3)), np.zeros((2, 3))

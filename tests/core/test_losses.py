@@ -46,10 +46,10 @@ BY_NAME = [
 ]
 
 
-@pytest.mark.parametrize(("given", "outputs", "targets", "expected"), BY_NAME, ids=[str(each[0]) for each in BY_NAME])
-def test_by_name(given: Any, outputs: torch.Tensor, targets: torch.Tensor, expected: torch.Tensor) -> None:
-    assert parse_loss(given)(outputs, targets) == expected
-    assert parse_loss(given)({"logits": outputs}, targets) == expected
+@pytest.mark.parametrize(("loss", "outputs", "targets", "expected"), BY_NAME, ids=[str(case[0]) for case in BY_NAME])
+def test_by_name(loss: Any, outputs: torch.Tensor, targets: torch.Tensor, expected: torch.Tensor) -> None:
+    assert parse_loss(loss)(outputs, targets) == expected
+    assert parse_loss(loss)({"logits": outputs}, targets) == expected
     assert {name if isinstance(name, str) else name["name"] for name, *_ in BY_NAME} == set(LOSSES)
 
 
@@ -58,14 +58,14 @@ PYTORCHS += [nn.PoissonNLLLoss(), "torch.nn:MSELoss"]
 
 
 def named(loss: Any) -> str:
-    """A case's name, without an address, which would be another in each process."""
+    """Name of a case, without an address, which differs between processes."""
     loss = getattr(loss, "func", loss)
     return getattr(loss, "__name__", str(loss))
 
 
 @pytest.mark.parametrize("name", ["mse", "l1", "huber", "bce_with_logits", *PYTORCHS], ids=named)
-def test_a_column_of_values_is_not_spread_over_the_targets(name: Any) -> None:
-    """PyTorch would take (7, 1) and (7,) for 49 pairs."""
+def test_a_column_of_values_is_not_broadcast_to_the_targets(name: Any) -> None:
+    """PyTorch would broadcast (7, 1) and (7,) to 49 pairs."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert parse_loss(name)(VALUES[:, None], TARGETS) == parse_loss(name)(VALUES, TARGETS)
@@ -73,7 +73,7 @@ def test_a_column_of_values_is_not_spread_over_the_targets(name: Any) -> None:
         parse_loss(name)(SCORES, TARGETS)
 
 
-def test_what_is_known_of_a_loss() -> None:
+def test_properties_of_losses() -> None:
     assert (
         is_additive(parse_loss(None))
         and is_additive(parse_loss("cross_entropy"))
@@ -100,10 +100,10 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("given", "said"), WRONG, ids=[str(each[0]) for each in WRONG])
-def test_what_is_wrong_is_said_before_the_first_round(given: Any, said: str) -> None:
-    with pytest.raises(InvalidInput, match=said):
-        parse_loss(given)
+@pytest.mark.parametrize(("loss", "message"), WRONG, ids=[str(case[0]) for case in WRONG])
+def test_a_wrong_loss_is_refused_before_the_first_round(loss: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        parse_loss(loss)
 
 
 FILE = """
@@ -132,21 +132,21 @@ def test_by_import_path(tmp_path: Path) -> None:
     assert parse_loss({"name": f"{path}:power", "exponent": 3})(VALUES[:, None], TARGETS) == expected
     assert parse_loss({"name": f"{path}:Power", "exponent": 3})(VALUES[:, None], TARGETS) == expected
     assert parse_loss("torch.nn.functional:mse_loss")({"logits": VALUES}, TARGETS) == F.mse_loss(VALUES, TARGETS)
-    for given, said in (
+    for loss, message in (
         (f"{path}:powr", "did you mean 'power'"),
         (f"{path}:notaloss", "must be something to call, and is int"),
         ({"name": f"{path}:power", "exponents": 3}, "unexpected keyword argument 'exponents'"),
     ):
-        with pytest.raises(InvalidInput, match=re.escape(said)):
-            parse_loss(given)
+        with pytest.raises(InvalidInput, match=re.escape(message)):
+            parse_loss(loss)
 
 
 def regression(engine: str = "loop", **settings: Any) -> Simulation:
     x = torch.randn(40, 3, generator=torch.Generator().manual_seed(2))
     y = x @ torch.tensor([1.0, -2.0, 0.5])
     parts = [range(10 * client, 10 * client + 10) for client in range(4)]
-    made = {"periods": [1, 5], "rounds": 30, "leaf": 0.1, "test": (x, y), "loss": "mse", **settings}
-    return simulate(lambda: nn.Linear(3, 1), (x, y), parts, "2x2", "mtgc", engine=engine, **made)
+    options = {"periods": [1, 5], "rounds": 30, "leaf": 0.1, "test": (x, y), "loss": "mse", **settings}
+    return simulate(lambda: nn.Linear(3, 1), (x, y), parts, "2x2", "mtgc", engine=engine, **options)
 
 
 @pytest.mark.parametrize("loss", ["mse", nn.MSELoss(), F.mse_loss], ids=["name", "module", "function"])

@@ -57,14 +57,14 @@ def test_names_tables_and_paths(tmp_path: Path) -> None:
     assert config(None).leaf.chain(1).optimiser == SGD()
     assert config(None, momentum=0.5).leaf.chain(1).optimiser == SGD(0.5)
     assert config("adam").leaf.chain(1).optimiser == Adam()
-    made = config({"name": "adamw", "betas": [0.8, 0.9], "weight_decay": 0.1}, optimiser_state="keep").leaf.chain(1)
-    assert made.optimiser == AdamW((0.8, 0.9), weight_decay=0.1) and made.keeps_optimizer_state
+    chain = config({"name": "adamw", "betas": [0.8, 0.9], "weight_decay": 0.1}, optimiser_state="keep").leaf.chain(1)
+    assert chain.optimiser == AdamW((0.8, 0.9), weight_decay=0.1) and chain.keeps_optimizer_state
     path = own(tmp_path)
     assert config({"name": f"{path}:Signs", "beta": 0.5}).leaf.chain(1).optimiser == (0.5,)
     assert config(f"{path}:Signs").leaf.chain(1).optimiser == (0.9,)
     # a run notices when the file changes
-    for given in (f"{path}:Signs", {"name": f"{path}:Signs"}):
-        assert path in source_files(config(given).as_dict()).values()
+    for optimiser in (f"{path}:Signs", {"name": f"{path}:Signs"}):
+        assert path in source_files(config(optimiser).as_dict()).values()
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_a_wrong_path_or_parameter_is_one_line(tmp_path: Path, name: str, words:
 
 
 def test_a_deployed_leaf_has_the_config_s_optimiser() -> None:
-    given = config("adam", optimiser_state="keep")
-    engine = leaf_trainer(given, 1, *part_of(given, 1)).engine
+    study = config("adam", optimiser_state="keep")
+    engine = leaf_trainer(study, 1, *part_of(study, 1)).engine
     assert engine.leaf.optimiser == Adam() and engine.leaf.keeps_optimizer_state
 
 
@@ -94,8 +94,8 @@ def test_the_example_learns_on_every_engine(tmp_path: Path) -> None:
         models.append(sim.run().models[0])
         assert sim.engine.name == engine
     assert sim.history[-1].metrics["accuracy"] > 0.5
-    for each in models[1:]:
-        torch.testing.assert_close(models[0], each, rtol=0, atol=0.02)  # a sign may fall either way
+    for other in models[1:]:
+        torch.testing.assert_close(models[0], other, rtol=0, atol=0.02)  # a sign may fall either way
 
 
 @pytest.mark.parametrize("optimiser", ['{ name = "adamw", betas = [0.9, 0.99] }', '"my_optimiser.py:Signs"'])
@@ -103,8 +103,8 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bits(server: Server, tmp_path:
     own(tmp_path)
     study = tmp_path / "study.toml"
     study.write_text(CONFIG.format(optimiser=optimiser, rounds=30))
-    code, said = server.run("run", study, "--quiet", "--runs", tmp_path / "whole", cwd=tmp_path)
-    assert code == 0, said
+    code, output = server.run("run", study, "--quiet", "--runs", tmp_path / "whole", cwd=tmp_path)
+    assert code == 0, output
     process = server.start("run", study, "--quiet", "--runs", tmp_path / "killed", cwd=tmp_path)
     until = time.monotonic() + 300
     while not list((tmp_path / "killed").glob("*/checkpoints/00000[2-9]")):
@@ -113,8 +113,8 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bits(server: Server, tmp_path:
     process.kill(signal.SIGKILL)
     assert process.ends() == -signal.SIGKILL
     (run,) = (path for path in (tmp_path / "killed").iterdir() if not path.name.startswith("."))
-    code, said = server.run("run", "--resume", run, "--quiet", cwd=tmp_path)
-    assert code == 0, said
-    (whole,) = (tmp_path / "whole").iterdir()
-    assert contents(run) == contents(whole)
-    assert '"optimiser"' in (whole / "checkpoints" / "000030" / "state.json").read_text()
+    code, output = server.run("run", "--resume", run, "--quiet", cwd=tmp_path)
+    assert code == 0, output
+    (uninterrupted,) = (tmp_path / "whole").iterdir()
+    assert contents(run) == contents(uninterrupted)
+    assert '"optimiser"' in (uninterrupted / "checkpoints" / "000030" / "state.json").read_text()

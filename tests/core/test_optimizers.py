@@ -1,4 +1,4 @@
-"""Optimisers of a leaf: against torch's own, on every engine, kept or restarted, resumed."""
+"""Client optimizers: against PyTorch's, on every engine, with kept or reset states, resumed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from stratafl import leaf
 from stratafl.base.errors import InvalidInput
 from stratafl.core.client_update import Leaf, clip, corrections
 from stratafl.core.optimizer import SGD, Adam, AdamW, constant
+from stratafl.federation.local_parameters import ClientTrainer
 from tests.engine import pairs
 from tests.problems import LeastSquares, half_squares, root
 
@@ -34,7 +35,7 @@ STATES = pytest.mark.parametrize("state", ["restart", "keep"])
 
 
 class Signs(NamedTuple):
-    """A user's own."""
+    """An optimizer of a user."""
 
     beta: float = 0.9
 
@@ -49,7 +50,7 @@ class Signs(NamedTuple):
 
 
 def torch_s_own(name: str, module: nn.Module) -> torch.optim.Optimizer:
-    made: dict[str, Any] = {
+    builders: dict[str, Any] = {
         "sgd": lambda p: torch.optim.SGD(p, 0.05),
         "momentum": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9),
         "nesterov": lambda p: torch.optim.SGD(p, 0.05, momentum=0.8, nesterov=True),
@@ -57,7 +58,7 @@ def torch_s_own(name: str, module: nn.Module) -> torch.optim.Optimizer:
         "adam, clip and decay": lambda p: torch.optim.Adam(p, 0.05, (0.5, 0.9), 1e-3),
         "adamw": lambda p: torch.optim.AdamW(p, 0.05, weight_decay=0.2),
     }
-    return made[name](module.parameters())
+    return builders[name](module.parameters())
 
 
 @KNOWN
@@ -79,8 +80,8 @@ def test_a_client_alone_is_torch_s_own(chain: str, state: str) -> None:
                 nn.utils.clip_grad_norm_(module.parameters(), 0.3)
                 module.weight.grad += 0.1 * module.weight.detach()
             optimiser.step()
-    mine = leaf(0.05, optimiser_state=state, **CHAINS[chain])
-    result = problem.run("hfedavg", periods=[6], rounds=3, lr=mine)
+    update = leaf(0.05, optimiser_state=state, **CHAINS[chain])
+    result = problem.run("hfedavg", periods=[6], rounds=3, lr=update)
     # torch divides a clip's norm by a little more than it
     atol = 1e-6 if "clip_norm" in CHAINS[chain] else 1e-12
     np.testing.assert_allclose(root(result), module.weight.detach()[0], rtol=0, atol=atol)
@@ -96,51 +97,47 @@ RULES = {
 @pytest.mark.parametrize("chain", [*CHAINS, "own"])
 @pytest.mark.parametrize("rules", RULES)
 def test_every_engine_gives_the_loop_s_result(chain: str, rules: str) -> None:
-    given = {"optimiser": Signs()} if chain == "own" else CHAINS[chain]
+    options = {"optimiser": Signs()} if chain == "own" else CHAINS[chain]
     for state in ("restart", "keep"):
-        mine = leaf(0.05, optimiser_state=state, **given)
-        settings = {"rules": RULES[rules], "leaf": mine, "participation": [1.0, 0.6], "rounds": 2}
+        update = leaf(0.05, optimiser_state=state, **options)
+        settings = {"rules": RULES[rules], "leaf": update, "participation": [1.0, 0.6], "rounds": 2}
         assert pairs.compare(**settings) < 1e-9
         vmapped = pairs.stacked(pairs.federation(**settings), chunk_size=3, methods=("vmap",))
         assert vmapped.engine.name == "vmap"
-        expected, got = pairs.federation(**settings).run(), vmapped.run()
-        assert max(float((a - b).abs().max()) for a, b in zip(expected.models, got.models, strict=True)) < 1e-9
+        expected, actual = pairs.federation(**settings).run(), vmapped.run()
+        assert max(float((a - b).abs().max()) for a, b in zip(expected.models, actual.models, strict=True)) < 1e-9
 
 
-def test_filters_that_lie_channels_last_have_states_that_do() -> None:
-    """Kept states come back in the module's order."""
+def test_states_of_channels_last_filters_have_the_same_format() -> None:
+    """Kept states are returned in the module's memory format."""
 
     def model() -> nn.Module:
         return nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 4, 3)).double()
 
     inputs = torch.randn(60, 2, 4, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    mine = leaf(0.05, optimiser="adam", optimiser_state="keep")
-    settings = {"model": model, "inputs": inputs, "leaf": mine, "initial": model().state_dict()}
+    update = leaf(0.05, optimiser="adam", optimiser_state="keep")
+    settings = {"model": model, "inputs": inputs, "leaf": update, "initial": model().state_dict()}
     loop, stacked = pairs.federation(**settings), pairs.stacked(pairs.federation(**settings), chunk_size=2)
     loop.run(), stacked.run()
-    kept = [sim.federation.levels[-1].client_rows for sim in (loop, stacked)]
-    assert set(kept[0]) == {"m", "v", "steps"}
-    for name in kept[0]:
-        torch.testing.assert_close(kept[0][name], kept[1][name], rtol=0, atol=1e-12)
+    states = [sim.federation.levels[-1].client_rows for sim in (loop, stacked)]
+    assert set(states[0]) == {"m", "v", "steps"}
+    for name in states[0]:
+        torch.testing.assert_close(states[0][name], states[1][name], rtol=0, atol=1e-12)
 
 
-# -- what is kept ----------------------------------------------------------------------------------
+# -- kept states ----------------------------------------------------------------------------------
 
 
-def test_a_state_is_kept_by_who_does_not_take_part_and_by_who_is_refused() -> None:
-    mine = leaf(0.05, optimiser="adam", optimiser_state="keep")
-    sim = pairs.federation(leaf=mine, participation=[1.0, 1], rounds=3, diagnose="none")
+def test_absent_and_rejected_clients_keep_their_state() -> None:
+    update = leaf(0.05, optimiser="adam", optimiser_state="keep")
+    sim = pairs.federation(leaf=update, participation=[1.0, 1], rounds=3, diagnose="none")
+    trainer = ClientTrainer(sim.engine, sim.home)
     counts = torch.zeros(5, 1, dtype=torch.int64)
     for _ in range(3):
         for steps, top in sim.schedule.events():
-            sim.federation.begin_round()
-            active = torch.as_tensor(sim.federation.levels[-1].active_N)[:, None]
-            sim.federation.apply_training(
-                sim.engine.train(sim.federation.train_request(sim.step, steps, 0)), mine.lr_sum(0, steps)
-            )
-            sim.federation.synchronize(top)
+            sim.federation.train_and_synchronize(trainer, round=0, first_step=sim.step, steps=steps, top_level=top)
             sim.step += steps
-            counts += steps * active
+            counts += steps * torch.as_tensor(sim.federation.levels[-1].active_N)[:, None]
             assert torch.equal(sim.federation.levels[-1].client_rows["steps"], counts)
             assert sim.federation.levels[-1].staged_client_rows == {}
     assert len(set(counts.flatten().tolist())) > 1
@@ -159,21 +156,21 @@ def test_a_state_is_kept_by_who_does_not_take_part_and_by_who_is_refused() -> No
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
-def test_a_run_that_goes_on_from_its_state_has_the_same_bits(engine: str) -> None:
-    mine = leaf(0.05, optimiser="adamw", optimiser_state="keep", clip_norm=0.5)
-    settings = {"leaf": mine, "engine": engine, "participation": [1.0, 0.6], "rounds": 4}
-    whole = pairs.federation(**settings)
-    whole.run()
-    half = pairs.federation(**settings)
-    next(half), next(half)
-    state = copy.deepcopy(half.state())
+def test_a_resumed_run_has_the_same_bits(engine: str) -> None:
+    update = leaf(0.05, optimiser="adamw", optimiser_state="keep", clip_norm=0.5)
+    settings = {"leaf": update, "engine": engine, "participation": [1.0, 0.6], "rounds": 4}
+    uninterrupted = pairs.federation(**settings)
+    uninterrupted.run()
+    interrupted = pairs.federation(**settings)
+    next(interrupted), next(interrupted)
+    state = copy.deepcopy(interrupted.state())
     resumed = pairs.federation(**settings)
     resumed.restore(state)
     resumed.run()
-    for a, b in zip(whole.federation.levels, resumed.federation.levels, strict=True):
+    for a, b in zip(uninterrupted.federation.levels, resumed.federation.levels, strict=True):
         assert torch.equal(a.model, b.model) and torch.equal(a.buffers, b.buffers)
         assert all(torch.equal(a.client_rows[name], b.client_rows[name]) for name in a.client_rows)
-    assert int(whole.federation.levels[-1].client_rows["steps"].max()) > 6
+    assert int(uninterrupted.federation.levels[-1].client_rows["steps"].max()) > 6
     other = pairs.federation(**{**settings, "leaf": leaf(0.05, optimiser="adamw")})
     with pytest.raises(InvalidInput, match="does not fit this run"):
         other.restore(state)
@@ -199,7 +196,7 @@ def test_a_kept_optimiser_cannot_be_exchanged_in_a_run() -> None:
         plain.leaf = leaf(0.1, optimiser="adam")
 
 
-# -- what is refused -------------------------------------------------------------------------------
+# -- refused input -------------------------------------------------------------------------------
 
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"optimiser": "adan"}, "leaf.optimiser", "adam"),
@@ -218,14 +215,14 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "field", "allowed"), BAD, ids=lambda each: str(each)[:40])
-def test_what_cannot_be_is_refused(given: dict[str, Any], field: str, allowed: str) -> None:
+@pytest.mark.parametrize(("options", "field", "allowed"), BAD, ids=lambda value: str(value)[:40])
+def test_an_invalid_optimizer_is_refused(options: dict[str, Any], field: str, allowed: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        leaf(0.1, **given)
+        leaf(0.1, **options)
     assert str(caught.value).startswith(field) and allowed in str(caught.value)
 
 
-def test_names_and_values_are_the_same() -> None:
+def test_names_and_objects_are_equivalent() -> None:
     assert leaf(0.1, optimiser="adam").optimiser == Adam()
     assert leaf(0.1, optimiser={"name": "adamw", "betas": [0.8, 0.9]}).optimiser == AdamW((0.8, 0.9))
     assert leaf(0.1, momentum=0.9).optimiser == leaf(0.1, optimiser=SGD(0.9)).optimiser == SGD(0.9)
@@ -233,7 +230,7 @@ def test_names_and_values_are_the_same() -> None:
 
 
 class Hidden:
-    """A hand-written Adam as a stage: it remembers the last client."""
+    """A moving average as a stage, which keeps values of the previous client."""
 
     def __init__(self) -> None:
         self.m: Tensor | float = 0.0
@@ -244,7 +241,7 @@ class Hidden:
 
 
 class Counting(NamedTuple):
-    """Remembers outside of its state."""
+    """An optimizer with memory outside of its state."""
 
     calls: Any
 
@@ -257,7 +254,7 @@ class Counting(NamedTuple):
 
 
 class Calls:
-    """A number that can be hashed and changed."""
+    """A mutable number with a hash."""
 
     def __init__(self) -> None:
         self.value = 0
@@ -270,7 +267,7 @@ class Calls:
 
 
 class Coupled(NamedTuple):
-    """Looks at a client's neighbours."""
+    """An optimizer in which a client's row depends on the others."""
 
     def init(self, x: Tensor) -> dict[str, Tensor]:
         return {}
@@ -296,7 +293,7 @@ class Forgetful(NamedTuple):
 
 
 class OneThing(NamedTuple):
-    """Forgets to return its state."""
+    """An optimizer that does not return its state."""
 
     def init(self, x: Tensor) -> dict[str, Tensor]:
         return {}
@@ -306,26 +303,26 @@ class OneThing(NamedTuple):
 
 
 IMPURE = {
-    "again": (Counting(Calls()), "all it remembers must be in its state"),
-    "neighbours": (Coupled(), "among others"),
-    "in place": (InPlace(), "changes m in place"),
+    "again": (Counting(Calls()), "what it remembers must be in what it returns"),
+    "neighbours": (Coupled(), "called with that node's row alone"),
+    "in place": (InPlace(), r"changes its argument state\['m'\] in place"),
     "forgets": (Forgetful(), "a state like the one of init"),
     "one thing": (OneThing(), "step must return two things, the next state and what is subtracted"),
 }
 
 
 @pytest.mark.parametrize("name", IMPURE)
-def test_an_optimiser_that_is_not_pure_is_refused_before_the_run(name: str) -> None:
+def test_an_impure_optimizer_is_refused_before_the_run(name: str) -> None:
     optimiser, why = IMPURE[name]
     with pytest.raises(InvalidInput, match=why):
         pairs.federation(leaf=leaf(0.1, optimiser=optimiser))
 
 
-def test_a_stage_that_remembers_is_refused_and_told_what_to_use_instead() -> None:
+def test_a_stage_with_memory_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"leaf\.stages.*Hidden.*optimiser"):
         pairs.federation(leaf=Leaf(constant(0.1), (corrections, Hidden())))
     fine: list[Any] = [lambda d, x, correct: d * x.cos(), lambda d, x, correct: d * x.log().nan_to_num(1) + d.sqrt()]
-    for stage in fine:  # also one that makes no numbers of some
+    for stage in fine:  # NaN is no difference
         pairs.federation(leaf=Leaf(constant(0.1), (corrections, clip(0.1), stage)))
     with pytest.raises(InvalidInput, match="a direction of the model's shape"):
         pairs.federation(leaf=Leaf(constant(0.1), (lambda d, x, correct: None,)))

@@ -1,5 +1,5 @@
-"""Models that return a table, an object or a tuple train and are evaluated like those that return
-their scores."""
+"""Models that return a dict, an object or a tuple are trained and evaluated like those that return
+scores."""
 
 from __future__ import annotations
 
@@ -67,9 +67,16 @@ class Net(nn.Module):
 
 
 def run(form: str, engine: str, **settings: Any) -> Simulation:
-    made = {"periods": [2, 2], "rounds": 2, "leaf": 0.3, "batch": 4, "test": (X, Y), "evaluate_levels": [0, 2]}
+    options = {"periods": [2, 2], "rounds": 2, "leaf": 0.3, "batch": 4, "test": (X, Y), "evaluate_levels": [0, 2]}
     return simulate(
-        lambda: Net(FORMS[form]).double(), (X, Y), PARTS, "2x2", "mtgc", engine=engine, seed=3, **{**made, **settings}
+        lambda: Net(FORMS[form]).double(),
+        (X, Y),
+        PARTS,
+        "2x2",
+        "mtgc",
+        engine=engine,
+        seed=3,
+        **{**options, **settings},
     )
 
 
@@ -84,14 +91,14 @@ def test_every_form_has_its_scores() -> None:
 
 @pytest.mark.parametrize("form", STRUCTURED)
 @pytest.mark.parametrize("engine", ["loop", "vmap", "stacked"])
-def test_any_form_gives_what_the_scores_alone_give(form: str, engine: str) -> None:
-    """Drift with ideal corrections, gradients, and the evaluation of every client among it."""
+def test_every_form_has_the_same_results_as_scores_alone(form: str, engine: str) -> None:
+    """Including drift with ideal corrections, gradients, and the evaluation of every client."""
     settings = {"diagnose": "ideal", "metrics": ["f1"]}
-    told, plain = run(form, engine, **settings), run("tensor", engine, **settings)
-    result, right = told.run(), plain.run()
-    assert told.engine.how == engine
-    torch.testing.assert_close(result.models, right.models, rtol=1e-12, atol=1e-12)
-    for one, other in zip(result.history, right.history, strict=True):
+    structured, reference = run(form, engine, **settings), run("tensor", engine, **settings)
+    actual, expected = structured.run(), reference.run()
+    assert structured.engine.how == engine
+    torch.testing.assert_close(actual.models, expected.models, rtol=1e-12, atol=1e-12)
+    for one, other in zip(actual.history, expected.history, strict=True):
         assert one.metrics == pytest.approx(other.metrics) and set(one.metrics) == {"loss", "accuracy", "f1"}
         assert one.nodes["1/1"] == pytest.approx(other.nodes["1/1"])
         assert one.drift["2"] == pytest.approx(other.drift["2"], rel=1e-6)
@@ -99,62 +106,62 @@ def test_any_form_gives_what_the_scores_alone_give(form: str, engine: str) -> No
 
 @pytest.mark.parametrize("form", STRUCTURED)
 @pytest.mark.parametrize("engine", ["loop", "vmap", "stacked"])
-def test_a_loss_of_one_s_own_is_given_all_of_it(form: str, engine: str) -> None:
-    """It fails where it is given anything else."""
+def test_a_user_s_loss_gets_the_complete_output(form: str, engine: str) -> None:
+    """The loss fails for anything else."""
 
-    def hidden_of(given: Any) -> Tensor:
-        if isinstance(given, dict) and "hidden_states" in given:
-            return given["hidden_states"][0]
-        if isinstance(given, dict):
-            return given["hidden"]
-        return given[1] if type(given) is tuple else given.hidden
+    def hidden_of(outputs: Any) -> Tensor:
+        if isinstance(outputs, dict) and "hidden_states" in outputs:
+            return outputs["hidden_states"][0]
+        if isinstance(outputs, dict):
+            return outputs["hidden"]
+        return outputs[1] if type(outputs) is tuple else outputs.hidden
 
-    def loss(given: Any, targets: Tensor) -> Tensor:
-        logits = losses.require_scores(given)
+    def loss(outputs: Any, targets: Tensor) -> Tensor:
+        logits = losses.require_scores(outputs)
         weights = torch.tensor([1.0, 2.0, 3.0], dtype=logits.dtype)
-        return F.cross_entropy(logits, targets, weights) + 0.1 * hidden_of(given).square().mean()
+        return F.cross_entropy(logits, targets, weights) + 0.1 * hidden_of(outputs).square().mean()
 
-    told, loop = run(form, engine, loss=loss), run(form, "loop", loss=loss)
-    assert told.engine.how == engine
-    result, right = told.run(), loop.run()
-    torch.testing.assert_close(result.models, right.models, rtol=1e-12, atol=1e-12)
-    found = loss(result.module(X), Y).detach()
-    assert result.history[-1].metrics["loss"] == pytest.approx(float(found))
+    sim, loop = run(form, engine, loss=loss), run(form, "loop", loss=loss)
+    assert sim.engine.how == engine
+    result, expected = sim.run(), loop.run()
+    torch.testing.assert_close(result.models, expected.models, rtol=1e-12, atol=1e-12)
+    value = loss(result.module(X), Y).detach()
+    assert result.history[-1].metrics["loss"] == pytest.approx(float(value))
     assert result.history[-1].metrics["accuracy"] == pytest.approx(
         float((losses.require_scores(result.module(X)).argmax(dim=1) == Y).double().mean())
     )
 
 
 @pytest.mark.parametrize("form", STRUCTURED)
-def test_a_loss_sees_all_samples_at_once_whatever_they_are_in(form: str) -> None:
-    """What it divides by is its own affair, so a mean over chunks would be another number."""
+def test_a_user_s_loss_is_evaluated_on_all_samples_at_once(form: str) -> None:
+    """The mean over chunks differs if a loss is not a mean over samples."""
 
-    def loss(given: Any, targets: Tensor) -> Tensor:
-        assert type(given) is type(FORMS[form](X[:1], X[:1]))
-        return losses.require_scores(given).sum().square() / len(targets)
+    def loss(outputs: Any, targets: Tensor) -> Tensor:
+        assert type(outputs) is type(FORMS[form](X[:1], X[:1]))
+        return losses.require_scores(outputs).sum().square() / len(targets)
 
     def predict(x: Tensor) -> Any:
         return FORMS[form](x, x[:, :3])
 
-    whole = float(loss(predict(X), Y))
-    assert evaluated(predict, loss, X, Y, chunk=7)["loss"] == pytest.approx(whole)
+    expected = float(loss(predict(X), Y))
+    assert evaluated(predict, loss, X, Y, chunk=7)["loss"] == pytest.approx(expected)
 
 
-def test_what_has_no_entry_for_each_sample_is_taken_part_by_part() -> None:
+def test_outputs_without_one_entry_per_sample_are_split() -> None:
     def predict(x: Tensor) -> Any:
         return {"logits": x[:, :3], "temperature": torch.ones(())}
 
-    def loss(given: Any, targets: Tensor) -> Tensor:
-        return F.cross_entropy(given["logits"] * given["temperature"], targets)
+    def loss(outputs: Any, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs["logits"] * outputs["temperature"], targets)
 
-    found = evaluated(predict, loss, X, Y, chunk=15)
-    assert found["loss"] == pytest.approx(float(F.cross_entropy(X[:, :3], Y)))
+    metrics = evaluated(predict, loss, X, Y, chunk=15)
+    assert metrics["loss"] == pytest.approx(float(F.cross_entropy(X[:, :3], Y)))
 
 
 @pytest.mark.parametrize("loss", [None, F.cross_entropy, nn.CrossEntropyLoss(), "cross_entropy"])
 def test_pytorch_s_own_losses_take_the_scores(loss: Any) -> None:
-    found, right = (made.run().history for made in (run("table", "loop", loss=loss), run("tensor", "loop")))
-    assert [each.metrics for each in found] == [each.metrics for each in right]
+    actual, expected = (sim.run().history for sim in (run("table", "loop", loss=loss), run("tensor", "loop")))
+    assert [record.metrics for record in actual] == [record.metrics for record in expected]
 
 
 class Wordy(nn.Linear):
@@ -162,18 +169,18 @@ class Wordy(nn.Linear):
         return {"out": super().forward(x)}
 
 
-def test_an_output_without_scores_is_refused_in_a_line_that_helps() -> None:
+def test_an_output_without_scores_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"'dict of out': must be a tensor of scores.*'logits'.*loss of your own"):
         simulate(lambda: Wordy(6, 3).double(), (X, Y), PARTS, "2x2", periods=[1, 1], rounds=1, test=(X, Y))
 
-    def loss(given: Any, targets: Tensor) -> Tensor:
-        return F.cross_entropy(given["out"], targets)
+    def loss(outputs: Any, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs["out"], targets)
 
-    made = simulate(
+    sim = simulate(
         lambda: Wordy(6, 3).double(), (X, Y), PARTS, "2x2", periods=[1, 1], rounds=1, test=(X, Y), loss=loss,
-        metrics={"largest": lambda given, targets: given["out"].abs().max()},
+        metrics={"largest": lambda outputs, targets: outputs["out"].abs().max()},
     )  # fmt: skip
-    assert set(made.run().history[0].metrics) == {"loss", "largest"}
+    assert set(sim.run().history[0].metrics) == {"loss", "largest"}
     with pytest.raises(InvalidInput, match=r"metrics\.f1 = 'dict of out': needs scores"):
         simulate(
             lambda: Wordy(6, 3).double(), (X, Y), PARTS, "2x2", periods=[1, 1], rounds=1, test=(X, Y), loss=loss,

@@ -1,4 +1,4 @@
-"""Which levels meet when, and who takes part."""
+"""Schedules of synchronisation, and participation."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def test_the_paper_s_list_of_steps() -> None:
     assert schedule == Schedule.of([5, 10, 10], 3)
 
 
-def test_an_event_meets_every_level_whose_period_is_over() -> None:
+def test_an_event_synchronises_every_level_whose_period_ends() -> None:
     schedule = Schedule.of([2, 3, 2], 3)
     done = 0
     for steps, top in schedule.events():
         done += steps
-        met = [level for level, every in enumerate(schedule.steps, 1) if done % every == 0]
-        assert met == list(range(top, 4))
+        due = [level for level, period in enumerate(schedule.steps, 1) if done % period == 0]
+        assert due == list(range(top, 4))
     assert done == schedule.steps[0]
 
 
@@ -87,7 +87,7 @@ def test_steps_for_another_depth_are_refused() -> None:
 UNEVEN = [2, 5, 1, 8]
 
 
-def came(participation: Participation, shape=UNEVEN, level: int = 2, round: int = 0, seed: int = 0):
+def sampled(participation: Participation, shape=UNEVEN, level: int = 2, round: int = 0, seed: int = 0):
     tree = Tree.of(shape)
     mask = sample_participants(participation, tree, level, round, seed)
     assert mask.dtype == bool
@@ -95,9 +95,9 @@ def came(participation: Participation, shape=UNEVEN, level: int = 2, round: int 
     return mask, np.bincount(tree.parents[level], weights=mask).astype(int).tolist()
 
 
-@pytest.mark.parametrize("everyone", [None, "all", 1.0, 100], ids=repr)
-def test_all_take_part(everyone: Participation) -> None:
-    assert came(everyone)[0].all()
+@pytest.mark.parametrize("all_of_them", [None, "all", 1.0, 100], ids=repr)
+def test_all_take_part(all_of_them: Participation) -> None:
+    assert sampled(all_of_them)[0].all()
 
 
 @pytest.mark.parametrize(
@@ -110,24 +110,24 @@ def test_all_take_part(everyone: Participation) -> None:
         (1e-9, [1, 1, 1, 1]),
     ],
 )
-def test_how_many_children_of_each_parent(participation, per_parent: list[int]) -> None:
+def test_number_of_participants_of_each_parent(participation, per_parent: list[int]) -> None:
     for round in range(5):
-        assert came(participation, round=round)[1] == per_parent
+        assert sampled(participation, round=round)[1] == per_parent
 
 
-def test_the_draw_depends_on_seed_level_and_round_only() -> None:
+def test_participants_depend_on_seed_level_and_round_only() -> None:
     shape = "12x1"
-    base = came(0.5, shape, 1, 3, 7)[0]
-    assert np.array_equal(base, came(0.5, shape, 1, 3, 7)[0])
-    assert not np.array_equal(base, came(0.5, shape, 1, 4, 7)[0])
-    assert not np.array_equal(base, came(0.5, shape, 1, 3, 8)[0])
+    base = sampled(0.5, shape, 1, 3, 7)[0]
+    assert np.array_equal(base, sampled(0.5, shape, 1, 3, 7)[0])
+    assert not np.array_equal(base, sampled(0.5, shape, 1, 4, 7)[0])
+    assert not np.array_equal(base, sampled(0.5, shape, 1, 3, 8)[0])
     one_parent = Tree.of([12])
     other_level = sample_participants(0.5, one_parent, 2, 3, 7)
     assert not np.array_equal(base, other_level)
 
 
-def test_everyone_gets_a_turn_equally_often() -> None:
-    share = np.mean([came(3, "1x10", round=round)[0] for round in range(400)], axis=0)
+def test_all_children_take_part_equally_often() -> None:
+    share = np.mean([sampled(3, "1x10", round=round)[0] for round in range(400)], axis=0)
     np.testing.assert_allclose(share, 0.3, atol=0.09)
     assert share.mean() == pytest.approx(0.3)
 
@@ -139,28 +139,28 @@ def test_a_function_of_the_user_s_own() -> None:
         seen.append((chance.level, chance.round))
         return np.arange(chance.tree.sizes[chance.level]) % 2 == chance.round % 2
 
-    assert came(every_other, "2x2", round=0)[0].tolist() == [True, False, True, False]
-    assert came(every_other, "2x2", round=1)[0].tolist() == [False, True, False, True]
+    assert sampled(every_other, "2x2", round=0)[0].tolist() == [True, False, True, False]
+    assert sampled(every_other, "2x2", round=1)[0].tolist() == [False, True, False, True]
     assert seen == [(2, 0), (2, 1)]
 
 
-def test_a_function_may_leave_a_parent_alone_and_its_generator_is_pure() -> None:
-    assert came(lambda chance: np.zeros(16, dtype=bool))[1] == [0, 0, 0, 0]
+def test_a_function_may_select_nobody_and_its_generator_is_pure() -> None:
+    assert sampled(lambda chance: np.zeros(16, dtype=bool))[1] == [0, 0, 0, 0]
 
     def random_half(chance: Draw) -> np.ndarray:
         return chance.generator.random(16) < 0.5
 
-    assert np.array_equal(came(random_half)[0], came(random_half)[0])
-    assert not np.array_equal(came(random_half)[0], came(random_half, round=1)[0])
+    assert np.array_equal(sampled(random_half)[0], sampled(random_half)[0])
+    assert not np.array_equal(sampled(random_half)[0], sampled(random_half, round=1)[0])
 
 
 @pytest.mark.parametrize("mask", [np.ones(15, dtype=bool), np.ones(16), np.ones((16, 1), dtype=bool), None, [0, 3]])
 def test_a_function_must_give_a_mask(mask) -> None:
     with pytest.raises(InvalidInput, match=r"participation = .*boolean mask of 16 nodes"):
-        came(lambda chance: mask)
+        sampled(lambda chance: mask)
 
 
-def test_one_participation_is_for_the_clients() -> None:
+def test_a_single_participation_is_that_of_the_clients() -> None:
     assert check_participation(0.5, 3) == (None, None, 0.5)
     assert check_participation(None, 1) == (None,)
     assert check_participation("all", 2) == (None, "all")
@@ -168,8 +168,8 @@ def test_one_participation_is_for_the_clients() -> None:
 
 
 def test_participation_in_numbers_of_numpy() -> None:
-    found = check_participation([np.int32(2), np.float32(0.5), np.float16(1.0)], 3)
-    assert found == (2, 0.5, 1.0) and list(map(type, found)) == [int, float, float]
+    checked = check_participation([np.int32(2), np.float32(0.5), np.float16(1.0)], 3)
+    assert checked == (2, 0.5, 1.0) and list(map(type, checked)) == [int, float, float]
     with pytest.raises(InvalidInput, match="must be a finite number above 0 and at most 1"):
         check_participation(np.float32(1.5), 1)
 

@@ -72,9 +72,9 @@ def test_full_batches_are_in_order(sampling: str) -> None:
 def test_a_later_start_is_a_slice_of_a_longer_call(
     size: int, batch: int | None, first: int, steps: int, sampling: str
 ) -> None:
-    whole = positions(size=size, batch=batch, steps=first + steps, sampling=sampling)
+    longer = positions(size=size, batch=batch, steps=first + steps, sampling=sampling)
     part = positions(size=size, batch=batch, first=first, steps=steps, sampling=sampling)
-    assert part == whole[first:]
+    assert part == longer[first:]
 
 
 @pytest.mark.parametrize("sampling", ["epochs", "replacement"])

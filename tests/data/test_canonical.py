@@ -180,9 +180,9 @@ def test_a_failure_at_any_step_leaves_the_old_set_or_none(
                 interrupted = False
         assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
         if (folder / "cifar10").exists():
-            found = read("cifar10", folder, verify=True).x_train
-            wanted = [new.x_train] + [old.x_train] * before
-            assert any(np.array_equal(found, x) for x in wanted)
+            images = read("cifar10", folder, verify=True).x_train
+            expected = [new.x_train] + [old.x_train] * before
+            assert any(np.array_equal(images, x) for x in expected)
         else:
             assert interrupted and not before
         if not interrupted:

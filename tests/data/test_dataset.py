@@ -1,4 +1,4 @@
-"""All forms of user data train like the tensors they stand for."""
+"""User data of every form trains like the same data as tensors."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def rows(simulation: Any) -> Tensor:
 
 
 def trained(model: Any, data: Any, parts: Any = PARTS, **more: Any) -> Any:
-    given: dict[str, Any] = {"periods": [2, 3], "rounds": 2, "leaf": 0.2, "batch": 4, **more}
-    return simulate(model, data, parts, "2x2", **given)
+    options: dict[str, Any] = {"periods": [2, 3], "rounds": 2, "leaf": 0.2, "batch": 4, **more}
+    return simulate(model, data, parts, "2x2", **options)
 
 
 def linear() -> nn.Module:
@@ -116,42 +116,42 @@ class OwnGenerator(Noisy):
 
 def test_every_form_trains_as_its_tensors_do() -> None:
     x, y = samples()
-    wanted = rows(trained(linear, (x, y)))
-    assert torch.equal(rows(trained(linear, (x.numpy(), y.numpy()))), wanted)
-    assert torch.equal(rows(trained(linear, TensorDataset(x, y))), wanted)
-    each = [(x[list(part)], y[list(part)]) for part in PARTS]
-    assert torch.equal(rows(trained(linear, each, None)), wanted)
-    assert torch.equal(rows(trained(linear, [TensorDataset(*pair) for pair in each], None)), wanted)
-    with_test = trained(linear, (x, y), test=each).run()
+    expected = rows(trained(linear, (x, y)))
+    assert torch.equal(rows(trained(linear, (x.numpy(), y.numpy()))), expected)
+    assert torch.equal(rows(trained(linear, TensorDataset(x, y))), expected)
+    per_client = [(x[list(part)], y[list(part)]) for part in PARTS]
+    assert torch.equal(rows(trained(linear, per_client, None)), expected)
+    assert torch.equal(rows(trained(linear, [TensorDataset(*pair) for pair in per_client], None)), expected)
+    with_test = trained(linear, (x, y), test=per_client).run()
     assert with_test.history[-1].metrics == trained(linear, (x, y), test=(x, y)).run().history[-1].metrics
 
 
 def test_whole_numbers_of_any_type_are_labels() -> None:
     x, y = samples()
-    wanted = rows(trained(linear, (x, y)))
+    expected = rows(trained(linear, (x, y)))
     for kind in (np.int8, np.int32, np.uint16, np.uint32, np.uint64):
         labels = y.numpy().astype(kind)
-        assert torch.equal(rows(trained(linear, (x, labels), test=(x, labels))), wanted)
-        assert torch.equal(rows(trained(linear, Numbers(x, labels))), wanted)
+        assert torch.equal(rows(trained(linear, (x, labels), test=(x, labels))), expected)
+        assert torch.equal(rows(trained(linear, Numbers(x, labels))), expected)
 
 
 def test_tables_of_pandas_are_arrays() -> None:
     import pandas as pd
 
     x, y = samples()
-    wanted = rows(trained(linear, (x, y)))
+    expected = rows(trained(linear, (x, y)))
     frame, column = pd.DataFrame(x.numpy()), pd.Series(y.numpy(), index=range(5, 5 + len(y)))
-    assert torch.equal(rows(trained(linear, (frame, column))), wanted)
-    each = [(frame.iloc[list(part)], column.iloc[list(part)]) for part in PARTS]
-    assert torch.equal(rows(trained(linear, each, None)), wanted)
+    assert torch.equal(rows(trained(linear, (frame, column))), expected)
+    per_client = [(frame.iloc[list(part)], column.iloc[list(part)]) for part in PARTS]
+    assert torch.equal(rows(trained(linear, per_client, None)), expected)
 
 
 def test_texts_as_targets_are_told_apart_from_inputs() -> None:
     x, y = samples()
     texts = [f"class {label}" for label in y]
-    for given in (texts, np.array(texts), np.array(texts, dtype=object)):
+    for targets in (texts, np.array(texts), np.array(texts, dtype=object)):
         with pytest.raises(InvalidInput, match=r"data targets = .*are texts: number the classes"):
-            trained(linear, (x, given))
+            trained(linear, (x, targets))
 
 
 def test_the_librarys_own_partition_is_one() -> None:
@@ -165,11 +165,11 @@ def test_the_librarys_own_partition_is_one() -> None:
 
 def test_a_table_of_inputs_is_given_to_the_model_as_keywords() -> None:
     inputs, labels = texts()
-    wanted = rows(trained(Masked, (inputs, labels)))
+    expected = rows(trained(Masked, (inputs, labels)))
     columns = {"inputs": ["codes", "mask"], "targets": "label"}
-    assert torch.equal(rows(trained(Masked, Tables(), columns=columns)), wanted)
-    assert torch.equal(rows(trained(Masked, Tables(), columns={"owner": "speaker"})), wanted), "all others"
-    assert torch.equal(rows(trained(Masked, Tables(), columns=columns, lazy=True)), wanted)
+    assert torch.equal(rows(trained(Masked, Tables(), columns=columns)), expected)
+    assert torch.equal(rows(trained(Masked, Tables(), columns={"owner": "speaker"})), expected), "all others"
+    assert torch.equal(rows(trained(Masked, Tables(), columns=columns, lazy=True)), expected)
 
     class Codes(nn.Sequential):
         """A single input column is passed by position."""
@@ -195,15 +195,15 @@ def test_engines_agree_on_inputs_with_names(engine: str) -> None:
         "diagnose": "ideal",
         "augment": flipped,
     }
-    wanted = trained(Masked, (inputs, labels), engine="loop", **more)
-    found = trained(Masked, (inputs, labels), engine=engine, **more)
-    assert found.engine.how == engine
-    assert torch.allclose(rows(found), rows(wanted), atol=1e-6)
-    assert found.history[-1].metrics == pytest.approx(wanted.history[-1].metrics, abs=1e-6)
+    expected = trained(Masked, (inputs, labels), engine="loop", **more)
+    actual = trained(Masked, (inputs, labels), engine=engine, **more)
+    assert actual.engine.how == engine
+    assert torch.allclose(rows(actual), rows(expected), atol=1e-6)
+    assert actual.history[-1].metrics == pytest.approx(expected.history[-1].metrics, abs=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("data", "more", "field", "told"),
+    ("data", "more", "field", "message"),
     [
         (Tables(), {"columns": {"targets": "lable"}}, "data column", "did you mean 'label'"),
         (Tables(), {"columns": {"target": "label"}}, "columns key", "did you mean 'targets'"),
@@ -233,8 +233,8 @@ def test_engines_agree_on_inputs_with_names(engine: str) -> None:
         "lazy items of two types",
     ],
 )
-def test_one_line_says_what_is_wrong(data: Any, more: dict[str, Any], field: str, told: str) -> None:
-    with pytest.raises(InvalidInput, match=told) as caught:
+def test_one_line_says_what_is_wrong(data: Any, more: dict[str, Any], field: str, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message) as caught:
         trained(linear, data, **more)
     assert caught.value.field == field
 
@@ -249,17 +249,17 @@ class Named(TensorDataset):
 
 def test_class_numbers_stand_for_the_same_everywhere() -> None:
     """A client's folder that lacks a class, and therefore numbers the others differently."""
-    whole, less = Named("cat", "dog", "owl"), Named("cat", "owl")
-    trained(linear, [whole, Named("cat", "dog"), whole, whole], None, test=whole)
+    complete, partial = Named("cat", "dog", "owl"), Named("cat", "owl")
+    trained(linear, [complete, Named("cat", "dog"), complete, complete], None, test=complete)
     mended = Named("cat", "owl")
     mended.target_transform = lambda number: 2 * number
-    trained(linear, [whole, whole, mended, whole], None)
+    trained(linear, [complete, complete, mended, complete], None)
     with pytest.raises(InvalidInput, match=r"data\[2\] class 1 = 'owl': is 'dog' in the data sets before"):
-        trained(linear, [whole, whole, less, whole], None)
+        trained(linear, [complete, complete, partial, complete], None)
     with pytest.raises(InvalidInput, match="test class 1 = 'owl': is 'dog'"):
-        trained(linear, whole, [[0], [1], [2], [3]], test=less)
+        trained(linear, complete, [[0], [1], [2], [3]], test=partial)
     with pytest.raises(InvalidInput, match="test_partition class 1 = 'owl': is 'dog'"):
-        trained(linear, [whole] * 4, None, test=whole, test_partition=[less] * 4)
+        trained(linear, [complete] * 4, None, test=complete, test_partition=[partial] * 4)
 
 
 def test_class_numbers_of_hugging_face_stand_for_the_same() -> None:
@@ -308,24 +308,24 @@ def test_lazy_reading_draws_anew_and_restores_the_generators() -> None:
 
 @pytest.mark.parametrize("engine", ["loop", "vmap", "stacked"])
 def test_lazy_data_is_the_same_for_every_engine_and_chunk(engine: Any) -> None:
-    wanted = rows(trained(linear, Noisy(), lazy=True))
+    expected = rows(trained(linear, Noisy(), lazy=True))
     torch.manual_seed(9)
     simulation = trained(linear, Noisy(), lazy=True, engine=engine)
-    assert torch.allclose(rows(simulation), wanted, atol=1e-6)
+    assert torch.allclose(rows(simulation), expected, atol=1e-6)
     if engine != "loop":
         chunked = trained(linear, Noisy(), lazy=True, engine=engine)
         chunked.engine.chunk_size = 1
-        assert torch.allclose(rows(chunked), wanted, atol=1e-6)
+        assert torch.allclose(rows(chunked), expected, atol=1e-6)
 
 
 def test_lazy_data_goes_on_after_a_resume_to_the_same_bits() -> None:
-    wanted = rows(trained(linear, Noisy(), lazy=True))
+    expected = rows(trained(linear, Noisy(), lazy=True))
     half = trained(linear, Noisy(), lazy=True)
     next(iter(half))
     state = half.state()
     later = trained(linear, Noisy(), lazy=True)
     later.restore(state)
-    assert torch.equal(rows(later), wanted)
+    assert torch.equal(rows(later), expected)
 
 
 def test_a_generator_of_its_own_is_told_of() -> None:

@@ -1,4 +1,4 @@
-"""Every published format of the image data sets, complete and damaged, on small files."""
+"""Published formats of the image data sets, complete and damaged, on small files."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ import pytest
 from PIL import Image
 
 from stratafl.base.errors import InvalidInput
-from stratafl.data.catalog.catalog import CIFAR10, CIFAR100, FASHION
-from stratafl.data.catalog.prepare import DatasetStatus, load, prepare
+from stratafl.data.catalog.prepare import CIFAR10, CIFAR100, FASHION, DatasetStatus, load, prepare
 
 TRAIN, TEST = 40, 20
 
@@ -105,8 +104,8 @@ def _assert_holds(name: str, parts: dict[str, tuple]) -> None:
     dataset = load(name, verify=True)
     for part, (x, y) in parts.items():
         found_x, found_y = getattr(dataset, f"x_{part}"), getattr(dataset, f"y_{part}")
-        wanted = sorted((int(b), a.tobytes()) for a, b in zip(x, y, strict=True))
-        assert sorted((int(b), a.tobytes()) for a, b in zip(found_x, found_y, strict=True)) == wanted
+        expected = sorted((int(b), a.tobytes()) for a, b in zip(x, y, strict=True))
+        assert sorted((int(b), a.tobytes()) for a, b in zip(found_x, found_y, strict=True)) == expected
 
 
 def _every_class(parts: dict[str, tuple]) -> dict[str, tuple]:
@@ -208,11 +207,11 @@ CASES: dict[Case, str] = {
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__[1:])
 def test_each_form_is_recognised_and_read(root: Path, tmp_path: Path, case: Case) -> None:
     name, source, parts = case(tmp_path)
-    found = prepare(name, source, allow_partial=True)
-    assert isinstance(found, DatasetStatus)
-    assert (found.state, found.form, found.where) == ("prepared", CASES[case], str(source))
-    assert (found.train, found.test) == (TRAIN, TEST)
-    assert any(note.startswith("partial: expected") for note in found.notes)
+    prepared = prepare(name, source, allow_partial=True)
+    assert isinstance(prepared, DatasetStatus)
+    assert (prepared.state, prepared.form, prepared.where) == ("prepared", CASES[case], str(source))
+    assert (prepared.train, prepared.test) == (TRAIN, TEST)
+    assert any(note.startswith("partial: expected") for note in prepared.notes)
     _assert_holds(name, parts)
 
 

@@ -10,9 +10,8 @@ import pytest
 from PIL import Image
 
 from stratafl.base.errors import InvalidInput
-from stratafl.data.catalog.catalog import CIFAR10, CIFAR100, LETTERS, SOURCES
-from stratafl.data.catalog.prepare import load, prepare
-from stratafl.data.formats.shakespeare import ALPHABET, LENGTH, TRAIN_PER_ROLE
+from stratafl.data.catalog.prepare import CIFAR10, CIFAR100, LETTERS, SOURCES, load, prepare
+from stratafl.data.catalog.shakespeare import ALPHABET, LENGTH, TRAIN_PER_ROLE
 
 COARSE = [f"coarse {number}" for number in range(20)]
 FASHION = [
@@ -87,17 +86,17 @@ def _redirect(datasets: Any, monkeypatch: pytest.MonkeyPatch, folder: Path) -> l
 def test_images_of_the_hub(hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     parts = _parts(name)
     asked = _redirect(hub, monkeypatch, _write(hub, name, tmp_path / "repository", parts))
-    found = prepare(name, "hub", allow_partial=True)
+    prepared = prepare(name, "hub", allow_partial=True)
     repository = SOURCES[name].remote.repository
-    assert set(asked) == {repository} and found.form == f"hub repository {repository}"
+    assert set(asked) == {repository} and prepared.form == f"hub repository {repository}"
     _assert_holds(name, parts)
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_a_local_copy_of_a_repository(hub: Any, tmp_path: Path, name: str) -> None:
     parts = _parts(name)
-    found = prepare(name, _write(hub, name, tmp_path / "clone", parts), allow_partial=True)
-    assert found.form == "tables of the hub"
+    prepared = prepare(name, _write(hub, name, tmp_path / "clone", parts), allow_partial=True)
+    assert prepared.form == "tables of the hub"
     _assert_holds(name, parts)
 
 
@@ -109,8 +108,8 @@ def test_letters_that_lie_down_are_stood_up(hub: Any, tmp_path: Path) -> None:
         x[y == LETTERS.index("I"), 4:24, 13:15] = 255
     lying = {part: (x.transpose(0, 2, 1), y) for part, (x, y) in parts.items()}
     clone = _write(hub, "emnist_letters", tmp_path / "clone", lying)
-    found = prepare("emnist_letters", clone, allow_partial=True)
-    assert "images transposed to stand upright" in found.notes
+    prepared = prepare("emnist_letters", clone, allow_partial=True)
+    assert "images transposed to stand upright" in prepared.notes
     _assert_holds("emnist_letters", parts)
 
 
@@ -166,8 +165,8 @@ def test_shakespeare_of_the_hub(hub: Any, tmp_path: Path, kind: str) -> None:
         table.to_csv(tmp_path / "clone" / "shakespeare.csv", index=False)
     else:
         table.to_parquet(tmp_path / "clone" / "train-00000-of-00001.parquet")
-    found = prepare("shakespeare", tmp_path / "clone")
-    assert (found.train, found.test) == (2 * TRAIN_PER_ROLE, 2 * 240)
+    prepared = prepare("shakespeare", tmp_path / "clone")
+    assert (prepared.train, prepared.test) == (2 * TRAIN_PER_ROLE, 2 * 240)
     dataset = load("shakespeare")
     assert dataset.owners == ("HAMLET_HAMLET", "HAMLET_OPHELIA")
     first = "".join(ALPHABET[code] for code in dataset.x_train[0])

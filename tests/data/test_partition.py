@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from stratafl.base.errors import InvalidInput
 from stratafl.base.topology import Tree
 from stratafl.data.partition import methods
-from stratafl.data.partition.label_skew import apportion, fill_fixed_priors, fill_released_code
+from stratafl.data.partition.heterogeneity import class_counts, heterogeneity
+from stratafl.data.partition.methods import apportion, fill_fixed_priors, fill_released_code
 from stratafl.data.partition.partition import Partition, partition
-from stratafl.data.partition.statistics import class_counts, heterogeneity
 
 CIFAR_LIKE = np.arange(50_000) % 10
 DIRICHLET = {"name": "dirichlet", "alpha": 0.1}

@@ -13,10 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stratafl.data.catalog.catalog import ORIGINALS_VARIABLE, usual_places
-from stratafl.data.catalog.prepare import DatasetStatus, load, prepare
+from stratafl.data.catalog.prepare import ORIGINALS_VARIABLE, DatasetStatus, load, prepare, usual_places
+from stratafl.data.catalog.shakespeare import ALPHABET, LENGTH
 from stratafl.data.catalog.storage import StoredDataset
-from stratafl.data.formats.shakespeare import ALPHABET, LENGTH
 
 pytestmark = pytest.mark.real_data
 

@@ -8,9 +8,15 @@ import numpy as np
 import pytest
 
 from stratafl.base.errors import InvalidInput, MissingExtra
-from stratafl.data.partition.figures import contact_sheet, split_figure
+from stratafl.data.partition.heterogeneity import (
+    MinMedianMax,
+    class_counts,
+    contact_sheet,
+    heterogeneity,
+    split_figure,
+    total_variation,
+)
 from stratafl.data.partition.partition import partition
-from stratafl.data.partition.statistics import MinMedianMax, class_counts, heterogeneity, total_variation
 
 PARENTS = [np.empty(0, int), np.array([0, 0]), np.array([0, 0, 1])]
 

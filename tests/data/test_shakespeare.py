@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratafl.base.errors import InvalidInput
+from stratafl.data.catalog import shakespeare
 from stratafl.data.catalog.prepare import load, prepare
-from stratafl.data.formats import shakespeare
-from stratafl.data.formats.shakespeare import ALPHABET, LENGTH, TEST_PER_ROLE, TRAIN_PER_ROLE
+from stratafl.data.catalog.shakespeare import ALPHABET, LENGTH, TEST_PER_ROLE, TRAIN_PER_ROLE
 
 ENOUGH = TRAIN_PER_ROLE + LENGTH + TEST_PER_ROLE
 
@@ -69,8 +69,8 @@ def _assert_split_in_time(owner: int, spoken: str) -> None:
 
 
 def test_roles_are_split_in_time_without_shared_text(root: Path, tmp_path: Path) -> None:
-    found = prepare("shakespeare", _write_roles(tmp_path))
-    assert (found.form, found.train, found.test) == ("texts by role", 3_000, 400)
+    prepared = prepare("shakespeare", _write_roles(tmp_path))
+    assert (prepared.form, prepared.train, prepared.test) == ("texts by role", 3_000, 400)
     dataset = load("shakespeare")
     assert dataset.owners == ("hamlet__HAMLET", "hamlet__OPHELIA")
     assert dataset.owner_test is not None
@@ -83,15 +83,15 @@ def test_roles_are_split_in_time_without_shared_text(root: Path, tmp_path: Path)
 @pytest.mark.parametrize("place", ["all_data/all_data.json", "all_data.json"])
 def test_leaf_is_split_as_its_text_would_be(root: Path, tmp_path: Path, place: str) -> None:
     prepare("shakespeare", _write_roles(tmp_path))
-    wanted = load("shakespeare")
+    expected = load("shakespeare")
     path = tmp_path / "leaf" / place
     path.parent.mkdir(parents=True)
     spoken = {name: shakespeare for name, shakespeare in _roles().items() if len(shakespeare) > LENGTH}
     path.write_text(_leaf({name: _pairs(shakespeare) for name, shakespeare in spoken.items()}))
-    found = prepare("shakespeare", tmp_path / "leaf")
-    assert found.form == "LEAF's JSON"
+    prepared = prepare("shakespeare", tmp_path / "leaf")
+    assert prepared.form == "LEAF's JSON"
     for field in ("x_train", "y_train", "x_test", "y_test", "owner_train", "owner_test"):
-        np.testing.assert_array_equal(getattr(load("shakespeare"), field), getattr(wanted, field), err_msg=field)
+        np.testing.assert_array_equal(getattr(load("shakespeare"), field), getattr(expected, field), err_msg=field)
 
 
 def test_a_split_made_by_leaf_is_kept(root: Path, tmp_path: Path) -> None:
@@ -102,9 +102,9 @@ def test_a_split_made_by_leaf_is_kept(root: Path, tmp_path: Path) -> None:
     for part, users in (("train", {"A": first, "B": first}), ("test", {"A": last})):
         (tmp_path / part).mkdir()
         (tmp_path / part / f"all_data_niid_0_keep_0_{part}_9.json").write_text(_leaf(users))
-    found = prepare("shakespeare", tmp_path)
-    assert (found.train, found.test, found.owners) == (TRAIN_PER_ROLE, TEST_PER_ROLE, 1)
-    assert any("as the files give them" in note for note in found.notes)
+    prepared = prepare("shakespeare", tmp_path)
+    assert (prepared.train, prepared.test, prepared.owners) == (TRAIN_PER_ROLE, TEST_PER_ROLE, 1)
+    assert any("as the files give them" in note for note in prepared.notes)
     decoded = "".join(ALPHABET[code] for code in load("shakespeare").x_test[0])
     assert decoded == spoken[2_079 : 2_079 + LENGTH]
 
@@ -115,8 +115,8 @@ def test_lines_that_start_anew_are_in_order(root: Path, tmp_path: Path) -> None:
     pairs = [_pairs(" " * LENGTH + line) for line in lines]
     user = {key: [item for pair in pairs for item in pair[key]] for key in ("x", "y")}
     (tmp_path / "all_data.json").write_text(_leaf({"A": user}))
-    found = prepare("shakespeare", tmp_path)
-    assert (found.train, found.test) == (TRAIN_PER_ROLE, TEST_PER_ROLE)
+    prepared = prepare("shakespeare", tmp_path)
+    assert (prepared.train, prepared.test) == (TRAIN_PER_ROLE, TEST_PER_ROLE)
     decoded = "".join(ALPHABET[code] for code in load("shakespeare").x_test[0])
     assert decoded == user["x"][TRAIN_PER_ROLE + LENGTH]
 

@@ -14,8 +14,7 @@ import pytest
 
 from stratafl.base.errors import InvalidInput, MissingExtra
 from stratafl.data.catalog import storage
-from stratafl.data.catalog.catalog import CIFAR10, FILE
-from stratafl.data.catalog.prepare import NAMES, catalogue, describe, load, prepare
+from stratafl.data.catalog.prepare import CIFAR10, FILE, NAMES, catalogue, describe, load, prepare
 
 
 def _letters(path: Path, seed: int = 0) -> Path:
@@ -60,8 +59,8 @@ def test_digits_hold_every_image_once(root: Path) -> None:
     both = np.concatenate([digits.x_train, digits.x_test]).reshape(-1, 64)
     labels = np.concatenate([digits.y_train, digits.y_test])
     with np.load(FILE) as stored:
-        wanted = np.column_stack([stored["images"].reshape(-1, 64), stored["labels"]])
-    assert sorted(np.column_stack([both, labels]).tolist()) == sorted(wanted.tolist())
+        expected = np.column_stack([stored["images"].reshape(-1, 64), stored["labels"]])
+    assert sorted(np.column_stack([both, labels]).tolist()) == sorted(expected.tolist())
 
 
 def test_digits_need_no_scikit_learn() -> None:

@@ -50,14 +50,14 @@ def test_flip_and_crop_has_the_stated_outcomes():
     image = torch.arange(1.0, size * size + 1).reshape(1, size, size)
     padded = torch.nn.functional.pad(image, (pad,) * 4)
     mirrored = torch.nn.functional.pad(image.flip(-1), (pad,) * 4)
-    known = {}
+    outcomes = {}
     for flipped, source in enumerate((padded, mirrored)):
         for y in range(2 * pad + 1):
             for x in range(2 * pad + 1):
                 window = source[:, y : y + size, x : x + size]
-                known[window.numpy().tobytes()] = (flipped, y, x)
+                outcomes[window.numpy().tobytes()] = (flipped, y, x)
     results = flip_and_crop(image.expand(count, 1, size, size), 0, 1, 2, pad)
-    seen = np.array([known[result.numpy().tobytes()] for result in results])
+    seen = np.array([outcomes[result.numpy().tobytes()] for result in results])
     flips, offsets = seen[:, 0], seen[:, 1:]
     assert abs(flips.mean() - 0.5) < 0.03
     still = (offsets == pad).all(axis=1).mean()

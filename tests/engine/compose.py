@@ -33,7 +33,7 @@ def _unused(m: Any, x: Tensor) -> Tensor:
 
 
 def _shifted(m: Any, x: Tensor) -> Tensor:
-    """In place, through another name, and not at all while the gate is zero."""
+    """Write in place, through another name; nothing changes while the gate is zero."""
     y = m.identity(x)
     y += m.gate**2
     return x
@@ -46,7 +46,7 @@ def _moving(m: Any, x: Tensor) -> Tensor:
 
 
 def _layers(layer: Callable[[], nn.Module], batch_norm: Callable[[], nn.Module], shape: tuple[int, ...]) -> dict:
-    """What can be done to tables and to images alike; `layer` has weights and keeps the shape."""
+    """Layers for tables and for images; `layer` makes one with weights that keeps the shape."""
     return {
         "layer": layer,
         "frozen layer": lambda: _frozen(layer()),

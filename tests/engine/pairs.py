@@ -7,9 +7,7 @@ import torch
 from torch import nn
 
 from stratafl import simulate
-from stratafl.engine.compiler.capture import UnsupportedModule
-from stratafl.engine.loop import LoopEngine
-from stratafl.engine.stacked import StackedEngine
+from stratafl.engine.factory import make_engine
 from stratafl.simulation.simulation import Simulation
 
 SHAPES = {1: 4, 2: [2, 3], 3: [[2, 1], [1, 2]]}
@@ -29,19 +27,14 @@ def federation(rules="mtgc", depth: int = 2, model=perceptron, shape: tuple[int,
         inputs = torch.randn(leaves * 12, *shape, generator=random, dtype=torch.float64)
     targets = torch.randint(3, (len(inputs),), generator=random)
     parts = [np.arange(leaf * 12, leaf * 12 + 3 + 4 * leaf % 9) for leaf in range(leaves)]
-    given = {"batch": 4, "seed": 4, "rounds": 2, "periods": PERIODS[depth], "weights": "samples", **more}
-    targets = given.pop("targets", targets)
-    return simulate(model, (inputs, targets), parts, SHAPES[depth], rules, **given)
+    settings = {"batch": 4, "seed": 4, "rounds": 2, "periods": PERIODS[depth], "weights": "samples", **more}
+    targets = settings.pop("targets", targets)
+    return simulate(model, (inputs, targets), parts, SHAPES[depth], rules, **settings)
 
 
 def stacked(sim: Simulation, **options) -> Simulation:
     """The same run on the stacked engine, or on the loop where that cannot train the module."""
-    loop = sim.engine
-    assert isinstance(loop, LoopEngine)
-    try:
-        sim.engine = StackedEngine(loop.training, profile=loop.profile, **options)
-    except UnsupportedModule as unsupported:
-        sim.engine = LoopEngine(loop.training, how=str(unsupported), profile=loop.profile)
+    sim.engine = make_engine("stacked", sim.engine.training, **options)
     return sim
 
 

@@ -1,8 +1,7 @@
-"""A training loop as one writes it in plain PyTorch, and an engine's training of the same clients
-beside it.
+"""Training by a plain PyTorch loop, and training of the same clients by an engine.
 
-The loop knows nothing of the package but which samples a client uses in a step and where a module's
-own random numbers come from.
+From the package the plain loop uses only the sample indices of a client's steps and the random
+numbers of modules.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from tests.engine.zoo.entry import Entry
 
 SEED, LR, STEPS, BATCH = 7, 0.05, 3, 3
 SIZES, PAIRED_SIZES = (5, 3, 4), (5, 3, 6)
-"""Samples of each client: batches of three, two, one or (paired) never one."""
+"""Samples of each client: batches of three, two, one or (paired) never one sample."""
 
 
 class Problem(NamedTuple):
-    """What the clients have: one module, values of their own for it, samples."""
+    """Module to train, each client's own values for it, and the clients' samples."""
 
     entry: Entry
     module: nn.Module
@@ -48,11 +47,11 @@ class Trained(NamedTuple):
 
 
 def problem(entry: Entry, device: str | torch.device = "cpu", zeros: bool = False) -> Problem:
-    """The clients' modules differ in every trained value and in every buffer that is not zero or
+    """Clients whose modules differ in every trained value and in every buffer that is not zero or
     infinite.
 
-    zeros: the module that is given has zeros for parameters, at which nearly every way to compute
-        gradients agrees.
+    zeros: whether the parameters of the engine's module are zero, where wrong gradients often equal
+        the right ones.
     """
     random = torch.Generator().manual_seed(1)
     sizes = PAIRED_SIZES if entry.pairs else SIZES
@@ -71,16 +70,16 @@ def problem(entry: Entry, device: str | torch.device = "cpu", zeros: bool = Fals
         with torch.no_grad():
             for parameter in trainable(module).values():
                 parameter.zero_()
-    inputs = map_tensors(lambda each: each.to(device), inputs)
+    inputs = map_tensors(lambda samples: samples.to(device), inputs)
     return Problem(entry, module.to(device), clients, inputs, targets.to(device), partition)
 
 
 def _copy(source: nn.Module, to: nn.Module) -> None:
-    """Values of parameters and of all buffers, also of those that a state dict leaves out."""
+    """Copy parameters and all buffers, also those that a state dict leaves out."""
     with torch.no_grad():
-        theirs = {**dict(source.named_parameters()), **dict(source.named_buffers())}
-        for name, own in {**dict(to.named_parameters()), **dict(to.named_buffers())}.items():
-            own.copy_(theirs[name])
+        values = {**dict(source.named_parameters()), **dict(source.named_buffers())}
+        for name, tensor in {**dict(to.named_parameters()), **dict(to.named_buffers())}.items():
+            tensor.copy_(values[name])
 
 
 def trainable(module: nn.Module) -> dict[str, Tensor]:
@@ -91,26 +90,26 @@ def floating(module: nn.Module) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()}
 
 
-def plain(given: Problem, steps: int = STEPS) -> list[Trained]:
-    """Each client's training, one step after another."""
+def plain(problem: Problem, steps: int = STEPS) -> list[Trained]:
+    """Train one client after another."""
     trained = []
-    for number, (client, mine) in enumerate(zip(given.clients, given.partition, strict=True)):
+    for number, (client, part) in enumerate(zip(problem.clients, problem.partition, strict=True)):
         # not a copy: that would lack hooks on parameters
-        module, first = given.entry.module().to(given.inputs.device), {}
+        module, first = problem.entry.module().to(problem.inputs.device), {}
         _copy(client, module)
         if not module.training:
             module.train()
         with torch.random.fork_rng():
-            for step, chosen in enumerate(batch_indices(SEED, number, len(mine), 0, steps, BATCH)):
-                batch = mine[chosen]
-                # a module's own random numbers are a function of these, whoever trains it
+            for step, positions in enumerate(batch_indices(SEED, number, len(part), 0, steps, BATCH)):
+                batch = part[positions]
+                # a module's random numbers are a function of seed, client and step in every engine
                 draws = (
-                    client_rng(ClientStream(SEED, number, step), given.inputs.device)
-                    if given.entry.draws
+                    client_rng(ClientStream(SEED, number, step), problem.inputs.device)
+                    if problem.entry.draws
                     else nullcontext()
                 )
                 with draws:
-                    given.entry.loss(_called(module, given.inputs[batch]), given.targets[batch]).backward()
+                    problem.entry.loss(_called(module, problem.inputs[batch]), problem.targets[batch]).backward()
                 gradients = {
                     name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.to_dense()
                     for name, parameter in trainable(module).items()
@@ -134,23 +133,22 @@ class Ran(NamedTuple):
     clients: list[Trained]
 
 
-def engine(name: EngineName, given: Problem, dtype: torch.dtype = torch.float64, chunk: int = 2) -> Ran:
-    """The same by an engine, which must leave everything that is the user's as it was, to the
-    byte."""
-    module, clients = given.module.to(dtype), [client.to(dtype) for client in given.clients]
-    inputs, targets = (as_type(each.clone(), dtype) for each in (given.inputs, given.targets))
+def engine(name: EngineName, problem: Problem, dtype: torch.dtype = torch.float64, chunk: int = 2) -> Ran:
+    """Train the clients by an engine, which must not change a byte of the user's tensors."""
+    module, clients = problem.module.to(dtype), [client.to(dtype) for client in problem.clients]
+    inputs, targets = (as_type(samples.clone(), dtype) for samples in (problem.inputs, problem.targets))
     flat = FlatModule(module)
     rows = [flat.flatten_module(client) for client in clients]
     x, b = (IndexedRows(torch.stack(parts).to(inputs.device)) for parts in zip(*rows, strict=True))
     work = TrainRequest(model=x, buffers=b, clients=list(range(len(clients))), steps=STEPS)
-    theirs = [*tensors_of(inputs).values(), targets, x.rows_MP, b.rows_MP, *given.partition]
-    theirs += [*module.parameters(), *module.buffers()]
-    before = [_bytes(each) for each in theirs]
+    user_tensors = [*tensors_of(inputs).values(), targets, x.rows_MP, b.rows_MP, *problem.partition]
+    user_tensors += [*module.parameters(), *module.buffers()]
+    before = [_bytes(tensor) for tensor in user_tensors]
     training = ClientTraining(
         flat=flat,
-        loss=given.entry.loss,
+        loss=problem.entry.loss,
         samples=InMemorySamples(inputs, targets),
-        clients=ClientIndex.from_lists(given.partition),
+        clients=ClientIndex.from_lists(problem.partition),
         client_update=leaf(LR),
         batch_size=BATCH,
         sampling="epochs",
@@ -159,33 +157,33 @@ def engine(name: EngineName, given: Problem, dtype: torch.dtype = torch.float64,
     trainer = make_engine(name, training, chunk_size=chunk)
     g_NP = trainer.gradients(work)
     result = trainer.train(work)
-    assert [_bytes(each) for each in theirs] == before, "what is the user's has changed"
-    found = []
+    assert [_bytes(tensor) for tensor in user_tensors] == before, "a tensor of the user has changed"
+    trained = []
     for g_P, x_P, b_B in zip(g_NP, result.model_AP, result.buffers_AB, strict=True):
         gradient = {name: value for name, value in flat.unflatten(g_P, b_B).items() if name in flat.names}
-        found.append(Trained(flat.unflatten(x_P, b_B), gradient))
-    return Ran(trainer.how, found)
+        trained.append(Trained(flat.unflatten(x_P, b_B), gradient))
+    return Ran(trainer.how, trained)
 
 
 def _bytes(tensor: Tensor) -> bytes:
     return tensor.detach().cpu().contiguous().numpy().tobytes()
 
 
-def difference(expected: list[Trained], got: list[Trained]) -> dict[str, float]:
-    """How far apart values are at most, as a share of those above one: first gradients, then what
-    was trained."""
-    assert len(expected) == len(got)
-    found: dict[str, float] = {}
-    for one, other in zip(expected, got, strict=True):
-        for what, wanted, have in (
+def difference(expected: list[Trained], actual: list[Trained]) -> dict[str, float]:
+    """Largest error of each gradient and trained value, relative to values above one."""
+    assert len(expected) == len(actual)
+    errors: dict[str, float] = {}
+    for one, other in zip(expected, actual, strict=True):
+        for prefix, right, values in (
             ("gradient of ", one.gradient, other.gradient),
             ("", one.values, other.values),
         ):
-            assert wanted.keys() == have.keys()
-            for name, value in wanted.items():
-                off = (have[name].to(value.dtype) - value) / value.abs().clamp(min=1)
-                # infinities that agree are no difference, and a NaN is an infinite one
-                off = torch.where(have[name] == value, torch.zeros_like(off), off).abs().nan_to_num(nan=torch.inf)
-                if off.numel():
-                    found[what + name] = max(found.get(what + name, 0.0), float(off.max()))
-    return found
+            assert right.keys() == values.keys()
+            for name, value in right.items():
+                error = (values[name].to(value.dtype) - value) / value.abs().clamp(min=1)
+                # equal infinities are no error, and a NaN is an infinite one
+                error = torch.where(values[name] == value, torch.zeros_like(error), error)
+                error = error.abs().nan_to_num(nan=torch.inf)
+                if error.numel():
+                    errors[prefix + name] = max(errors.get(prefix + name, 0.0), float(error.max()))
+    return errors

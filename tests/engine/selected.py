@@ -13,7 +13,7 @@ from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import Loss
 from stratafl.data.dataset import ClientIndex, InMemorySamples
 from stratafl.data.inputs import Inputs
-from stratafl.engine.gradients import BatchedGradients
+from stratafl.engine.gradients import BatchedGradients, GradientTask
 from stratafl.engine.module_profile import profile_module
 from stratafl.engine.selection import select_gradient_method
 
@@ -26,4 +26,5 @@ def select(
         flat=flat, loss=loss, samples=samples, clients=ClientIndex.from_lists([torch.arange(len(targets))]),
         client_update=leaf(0.1), batch_size=None, sampling="epochs", seed=0,
     )  # fmt: skip
-    return select_gradient_method(flat, loss, inputs, targets, known=profile_module(training), **options)
+    task = GradientTask(flat, loss, inputs, targets, **options)
+    return select_gradient_method(task, ("stacked", "vmap"), profile_module(training))

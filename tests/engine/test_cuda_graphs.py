@@ -1,4 +1,4 @@
-"""Captured steps, with a stand-in for the graph: what they hold on to."""
+"""Captured steps keep the objects that their graph reads, with a stand-in for the graph."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from tests.engine.pairs import federation, stacked
 
 
 def forgetting(once: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """Like a CUDA graph: replaying it needs memory and no Python, so that it refers to nothing."""
+    """Stand-in for a capture: like a CUDA graph, the result refers to no Python object."""
     once()
     return lambda: None
 
 
 def lengths(method: CompiledGradients) -> list[int]:
-    """Of the batches whose programs are kept."""
+    """Batch lengths whose programs are kept."""
     return [key[0][1][0] for key in method._programs]
 
 
-def test_the_program_that_was_used_last_is_kept_longest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gradients, "KEPT", 2)
+def test_programs_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients, "MAX_PROGRAMS", 2)
     method, _ = chosen(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))
     for length in (5, 4, 5, 3):
         trained(method, [length])
@@ -38,8 +38,8 @@ def test_the_program_that_was_used_last_is_kept_longest(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("in_order", [True, False])
 def test_a_graph_keeps_the_constants_that_it_reads(in_order: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where rows come in another order than the program's."""
-    monkeypatch.setattr(gradients, "KEPT", 1)
+    """Also for rows in the module's order rather than the program's."""
+    monkeypatch.setattr(gradients, "MAX_PROGRAMS", 1)
     monkeypatch.setattr(cuda_graphs, "_capture", forgetting)
     sim = stacked(federation(model=lambda: Windowed().double()))
     engine, method = sim.engine, sim.engine._gradients

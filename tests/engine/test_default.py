@@ -1,4 +1,4 @@
-"""The engine of a CPU where none is named: a function of the model and its clients alone."""
+"""Default engine on a CPU, which depends on the model and its clients only."""
 
 from __future__ import annotations
 
@@ -70,13 +70,17 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
 }
 
 
-def training(
-    module: nn.Module, shape: tuple[int, ...] = IMAGE, clients: int = CLIENTS, each: int = 6, chain: Leaf | None = None
+def client_training(
+    module: nn.Module,
+    shape: tuple[int, ...] = IMAGE,
+    clients: int = CLIENTS,
+    samples: int = 6,
+    chain: Leaf | None = None,
 ) -> ClientTraining:
     random = torch.Generator().manual_seed(0)
-    data = torch.randn(clients * each, *shape, generator=random), torch.arange(clients * each) % 3
+    data = torch.randn(clients * samples, *shape, generator=random), torch.arange(clients * samples) % 3
     module(data[0][:2])  # sizes that are found out
-    parts = ClientIndex.from_lists(torch.arange(clients * each).split(each))
+    parts = ClientIndex.from_lists(torch.arange(clients * samples).split(samples))
     return ClientTraining(
         flat=FlatModule(module),
         loss=F.cross_entropy,
@@ -89,93 +93,105 @@ def training(
     )
 
 
-def chosen(given: ClientTraining, clients: float, precision: Precision) -> str:
-    return default_engine_name(given, clients, precision, profile_module(given))
+def chosen(training: ClientTraining, clients: float, precision: Precision) -> str:
+    return default_engine_name(training, clients, precision, profile_module(training))
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_by_the_operations_of_a_model(name: str) -> None:
+def test_default_follows_from_the_models_operations(name: str) -> None:
     make, shape, expected = MODELS[name]
-    given = training(make(), shape)
-    before = torch.get_rng_state(), given.flat.flatten_module(given.flat.module)
-    assert chosen(given, CLIENTS, "fp32") == expected
-    assert make_default_engine(given, given, CLIENTS).how == expected
+    training = client_training(make(), shape)
+    before = torch.get_rng_state(), training.flat.flatten_module(training.flat.module)
+    assert chosen(training, CLIENTS, "fp32") == expected
+    assert make_default_engine(training, training, CLIENTS).how == expected
     assert torch.equal(torch.get_rng_state(), before[0])
-    for was, now in zip(before[1], given.flat.flatten_module(given.flat.module), strict=True):
-        assert torch.equal(was, now), "looking at a module changes nothing"
+    for row, row_after in zip(before[1], training.flat.flatten_module(training.flat.module), strict=True):
+        assert torch.equal(row, row_after), "profiling a module changes nothing"
 
 
-def test_nine_gradients_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two of the module's profile, one of the checks, six of the trial in float64."""
-    count, gradient = [], FlatModule.gradient
+@pytest.fixture
+def gradients(monkeypatch: pytest.MonkeyPatch) -> list[FlatModule]:
+    """Module of every gradient that is computed by the module itself."""
+    modules, gradient = [], FlatModule.gradient
 
     def counted(self: FlatModule, *args: object, **kwargs: object) -> Tensor:
-        count.append(self)
+        modules.append(self)
         return gradient(self, *args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(FlatModule, "gradient", counted)
+    return modules
+
+
+def test_seven_gradients_before_the_first_step(gradients: list[FlatModule]) -> None:
+    """Two of the module's profile, one of the checks, four of the trial in float64: three clients
+    with full batches, and one of them with a shorter batch."""
     assert run().engine.how == "stacked"
-    assert len(count) == 9
+    assert len(gradients) == 7
 
 
-def test_neither_threads_nor_samples_matter() -> None:
-    threads, found = torch.get_num_threads(), set()
-    given = training(build("mlp", IMAGE, 3))
+def test_default_depends_on_neither_threads_nor_values() -> None:
+    threads, names = torch.get_num_threads(), set()
+    training = client_training(build("mlp", IMAGE, 3))
     try:
         for count in (1, 2):
             torch.set_num_threads(count)
-            found |= {chosen(given, CLIENTS, "fp32")}
+            names |= {chosen(training, CLIENTS, "fp32")}
         huge = replace(
-            given, samples=InMemorySamples(torch.full_like(given.samples.head(60), 1e30), given.samples.targets_N)
+            training,
+            samples=InMemorySamples(torch.full_like(training.samples.head(60), 1e30), training.samples.targets_N),
         )
-        found |= {chosen(huge, CLIENTS, "fp32")}
+        names |= {chosen(huge, CLIENTS, "fp32")}
     finally:
         torch.set_num_threads(threads)
-    assert found == {"stacked"}
+    assert names == {"stacked"}
 
 
 def own_stage(direction: Tensor, x: Tensor, correct: object) -> Tensor:
-    return direction / direction.norm()  # of all rows it is given
+    return direction / direction.norm()  # depends on all rows at once
 
 
-def test_what_is_left_to_the_loop() -> None:
+def test_cases_where_the_default_is_the_loop() -> None:
     module = build("mlp", IMAGE, 3)
-    given = training(module)
-    assert chosen(given, MIN_CLIENTS, "fp32") == "stacked"
-    assert chosen(given, MIN_CLIENTS - 0.5, "fp32") == "loop", "few take part"
-    assert chosen(given, CLIENTS, "bf16") == "loop", "16 bits"
+    training = client_training(module)
+    assert chosen(training, MIN_CLIENTS, "fp32") == "stacked"
+    assert chosen(training, MIN_CLIENTS - 0.5, "fp32") == "loop", "few take part"
+    assert chosen(training, CLIENTS, "bf16") == "loop", "16 bits"
     chain = Leaf(leaf().lr, (corrections, own_stage))
-    assert chosen(replace(given, client_update=chain), CLIENTS, "fp32") == "loop", "a stage of one's own"
-    first, *others = given.clients
+    assert chosen(replace(training, client_update=chain), CLIENTS, "fp32") == "loop", "a stage of one's own"
+    first, *others = training.clients
     uneven = ClientIndex.from_lists([first, *(part[:1] for part in others)])
-    assert chosen(replace(given, clients=uneven), CLIENTS, "fp32") == "loop", "batches would be padded"
-    deciding = training(Deciding(64, 3))
+    assert chosen(replace(training, clients=uneven), CLIENTS, "fp32") == "loop", "batches would be padded"
+    deciding = client_training(Deciding(64, 3))
     assert chosen(deciding, CLIENTS, "fp32") == "stacked"
     assert make_default_engine(deciding, deciding, CLIENTS).how == "loop", (
         "what cannot be stacked, without a reason told"
     )
 
 
-def test_what_cannot_be_padded_needs_enough_clients_of_a_length() -> None:
-    given = training(images(nn.BatchNorm2d(8), nn.ReLU()), clients=MIN_CLIENTS * 2, each=8)
-    ragged = replace(given, clients=ClientIndex.from_lists([part[: 7 + n % 2] for n, part in enumerate(given.clients)]))
-    assert make_default_engine(given, given, 2 * MIN_CLIENTS).how == "stacked"
+def test_unpaddable_batches_need_enough_clients_per_length() -> None:
+    training = client_training(images(nn.BatchNorm2d(8), nn.ReLU()), clients=MIN_CLIENTS * 2, samples=8)
+    ragged = replace(
+        training, clients=ClientIndex.from_lists([part[: 7 + n % 2] for n, part in enumerate(training.clients)])
+    )
+    assert make_default_engine(training, training, 2 * MIN_CLIENTS).how == "stacked"
     assert mean_distinct_batch_lengths(ragged) == 1.5, "all of a pass's first batches are full, half of the second"
     assert make_default_engine(ragged, ragged, 1.5 * MIN_CLIENTS).how == "stacked"
     assert make_default_engine(ragged, ragged, 1.5 * MIN_CLIENTS - 1).how == "loop"
-    whole = replace(ragged, batch_size=None)
-    assert mean_distinct_batch_lengths(whole) == 2
-    assert make_default_engine(whole, whole, 1.5 * MIN_CLIENTS).how == "loop"
-    padded = replace(ragged, flat=training(images(nn.ReLU())).flat)
+    full_batches = replace(ragged, batch_size=None)
+    assert mean_distinct_batch_lengths(full_batches) == 2
+    assert make_default_engine(full_batches, full_batches, 1.5 * MIN_CLIENTS).how == "loop"
+    padded = replace(ragged, flat=client_training(images(nn.ReLU())).flat)
     assert make_default_engine(padded, padded, MIN_CLIENTS).how == "stacked"
 
 
-def test_a_rank_chooses_by_the_whole_tree() -> None:
-    whole = training(build("mlp", IMAGE, 3))
-    part = replace(whole, clients=whole.clients.part(0, 3))
+def test_a_process_chooses_by_the_whole_tree(gradients: list[FlatModule]) -> None:
+    full_training = client_training(build("mlp", IMAGE, 3))
+    part = replace(full_training, clients=full_training.clients.part(0, 3))
     assert chosen(part, 3, "fp32") == "loop"
-    engine = make_default_engine(part, whole, CLIENTS)
+    gradients.clear()
+    engine = make_default_engine(part, full_training, CLIENTS)
     assert engine.name == "stacked" and engine.training is part
+    assert len(gradients) == 6, "one profile and one trial"
 
 
 def run(model: Callable[[], nn.Module] = lambda: build("mlp", IMAGE, 3), **more: object) -> Simulation:
@@ -185,38 +201,36 @@ def run(model: Callable[[], nn.Module] = lambda: build("mlp", IMAGE, 3), **more:
     return simulate(model, data, torch.arange(80).chunk(8), "2x4", **settings)
 
 
-def test_the_same_bits_twice_and_the_loop_s_up_to_rounding(capsys: pytest.CaptureFixture[str]) -> None:
+def test_default_repeats_bits_and_agrees_with_the_loop(capsys: pytest.CaptureFixture[str]) -> None:
     first, second, loop = run(), run(), run(engine="loop")
     assert (first.engine.name, loop.engine.name) == ("stacked", "loop") and first.notes == ()
-    models = [each.run().models[0] for each in (first, second, loop)]
+    models = [simulation.run().models[0] for simulation in (first, second, loop)]
     assert torch.equal(models[0], models[1])
     assert torch.allclose(models[0], models[2], atol=1e-5)
     assert capsys.readouterr().err == ""
 
 
-def test_nobody_is_told_of_an_engine_that_nobody_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_default_that_falls_back_is_not_reported(capsys: pytest.CaptureFixture[str]) -> None:
     simulation = run(lambda: Deciding(64, 3))
     assert simulation.engine.how == "loop" and simulation.notes == ()
     assert "asked for" not in capsys.readouterr().err
     assert any("asked for" in note for note in run(lambda: Deciding(64, 3), engine="stacked").notes)
 
 
-def test_more_samples_than_can_be_drawn_at_once_are_the_loop_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_is_the_loop_for_too_many_samples_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "MOST_DRAWN", 2 * 8 * BATCH)
     assert run(periods=[2, 2]).engine.name == "stacked"
     assert run(periods=[2, 3]).engine.name == "loop"
 
 
 @pytest.mark.parametrize("first", ["loop", "stacked"])
-def test_a_run_goes_on_with_the_engine_it_began_with(
-    first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where another version would begin it with another one."""
+def test_a_run_is_resumed_with_its_first_engine(first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if the default has changed since."""
 
     def chooses(engine: str) -> None:
         monkeypatch.setattr(factory, "MIN_CLIENTS", MIN_CLIENTS if engine == "stacked" else 1000)
 
-    whole = run(engine=first).run().models[0]
+    uninterrupted = run(engine=first).run().models[0]
     chooses(first)
     begun = run()
     begun.save(tmp_path / "run", checkpoint_every=1)
@@ -226,5 +240,5 @@ def test_a_run_goes_on_with_the_engine_it_began_with(
     going_on = run()
     going_on.save(tmp_path / "run", checkpoint_every=1)
     assert going_on.engine.name == first and len(going_on.history) == 1
-    assert torch.equal(going_on.run().models[0], whole)
+    assert torch.equal(going_on.run().models[0], uninterrupted)
     assert read_run(tmp_path / "run").engine == first

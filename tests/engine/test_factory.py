@@ -39,7 +39,7 @@ WAYS = ["loop", "stacked", "vmap"]
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_by_name(name: str) -> None:
+def test_engines_by_name(name: str) -> None:
     assert made(name).how == name
 
 
@@ -48,7 +48,7 @@ def test_auto_is_the_default() -> None:
     assert made("auto", clients=12).how == "stacked"
 
 
-def test_auto_is_the_loop_where_the_model_needs_it() -> None:
+def test_auto_is_the_loop_for_models_that_need_it() -> None:
     class Deciding(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x if x.sum() > 0 else -x)
@@ -57,6 +57,6 @@ def test_auto_is_the_loop_where_the_model_needs_it() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"name": "staked"}, {"name": "loop", "precision": "fp64"}])
-def test_unknown_names(wrong: dict) -> None:
+def test_unknown_names_are_rejected(wrong: dict) -> None:
     with pytest.raises(InvalidInput):
         made(**wrong)

@@ -15,8 +15,7 @@ from stratafl import feddyn, simulate
 from stratafl.core.client_update import CorrectionFn, Leaf, leaf
 from stratafl.core.optimizer import SGD, constant
 from stratafl.data.transforms import flip_and_crop
-from stratafl.engine.factory import EngineName
-from stratafl.engine.stacked import StackedEngine
+from stratafl.engine.factory import EngineName, make_engine
 from stratafl.models.networks import lstm, mlp
 from stratafl.rules.registry import entries
 from stratafl.simulation.result import Result
@@ -54,9 +53,9 @@ def federation(model: str = "perceptron", rules="mtgc", depth: int = 2, **more) 
     inputs = inputs * more.pop("inputs_times", 1)
     targets = more.pop("targets", torch.randint(3, (count,), generator=random))
     parts = [np.arange(leaf * 12, leaf * 12 + 3 + 4 * leaf % 9) for leaf in range(leaves)]
-    given = {"batch": 4, "rounds": 2, "seed": 4, "periods": PERIODS[depth], "weights": "samples", "device": DEVICE}
-    given |= {"leaf": leaf(0.1, clip_norm=2.0, weight_decay=1e-3, momentum=0.5), **more}
-    return simulate(make, (inputs, targets), parts, SHAPES[depth], rules, **given)
+    settings = {"batch": 4, "rounds": 2, "seed": 4, "periods": PERIODS[depth], "weights": "samples", "device": DEVICE}
+    settings |= {"leaf": leaf(0.1, clip_norm=2.0, weight_decay=1e-3, momentum=0.5), **more}
+    return simulate(make, (inputs, targets), parts, SHAPES[depth], rules, **settings)
 
 
 def apart(expected: Result, got: Result) -> float:
@@ -81,12 +80,12 @@ def test_every_rule_on_uneven_trees_with_ragged_clients(rule: str, depth: int) -
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("participation", [None, [1, 2]])
-def test_every_kind_of_layer(model: str, participation: list | None) -> None:
+def test_every_kind_of_layer_agrees_with_the_loop(model: str, participation: list | None) -> None:
     settings = {"model": model, "participation": participation}
     assert apart(federation(**settings, engine="loop").run(), federation(**settings, engine="stacked").run()) < 1e-4
 
 
-def test_a_pull_behind_the_clip() -> None:
+def test_a_proximal_term_behind_the_clip() -> None:
     rule = feddyn(0.5, pull="after_clip")
     settings = {"model": "convolutional", "rules": ["fedprox", rule], "leaf": leaf(0.1, clip_norm=0.5)}
     expected = federation(**settings, engine="loop").run()
@@ -113,7 +112,7 @@ def test_every_optimiser(optimiser: dict, state: str) -> None:
     assert apart(federation(**settings, engine="loop").run(), federation(**settings, engine="stacked").run()) < 1e-3
 
 
-def test_passes_over_one_s_own_data() -> None:
+def test_clients_that_count_epochs() -> None:
     settings = {"leaf": leaf(0.05, epochs=2), "periods": [2]}
     assert apart(federation(**settings, engine="loop").run(), federation(**settings, engine="stacked").run()) < 1e-3
 
@@ -124,14 +123,14 @@ def test_flips_and_crops() -> None:
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
-def test_lower_precisions_are_near(precision: str) -> None:
+def test_lower_precisions_are_close(precision: str) -> None:
     settings = {"model": "convolutional", "rounds": 1, "rules": "hfedavg"}
     exact = federation(**settings, engine="loop").run()
     assert 0 < apart(exact, federation(**settings, engine="stacked", precision=precision).run()) < 0.1
 
 
 def gradients(engine_name: EngineName, precision: str = "fp32", **settings) -> Tensor:
-    """Each client's first gradient."""
+    """First gradients of all clients."""
     simulation = federation(**settings, engine=engine_name, precision=precision)
     assert simulation.engine.how == engine_name
     simulation.federation.begin_round()
@@ -141,7 +140,7 @@ def gradients(engine_name: EngineName, precision: str = "fp32", **settings) -> T
 @pytest.mark.parametrize("inputs_times", [1, 1e5])
 @pytest.mark.parametrize("gradients_times", [1, 1e4])
 @pytest.mark.parametrize("model", ["perceptron", "convolutional"])
-def test_tf32_takes_numbers_of_any_size(model: str, gradients_times: float, inputs_times: float) -> None:
+def test_tf32_multiplies_values_of_any_size(model: str, gradients_times: float, inputs_times: float) -> None:
     def loss(scores: Tensor, labels: Tensor) -> Tensor:
         return gradients_times * F.cross_entropy(scores / inputs_times, labels)
 
@@ -156,7 +155,7 @@ def test_tf32_takes_numbers_of_any_size(model: str, gradients_times: float, inpu
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 @pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
 @pytest.mark.parametrize("model", ["perceptron", "convolutional"])
-def test_a_gradient_that_is_not_finite_stays_so_alone(model: str, precision: str, value: float) -> None:
+def test_a_non_finite_gradient_affects_its_client_only(model: str, precision: str, value: float) -> None:
     def loss(scores: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(scores, labels) * torch.where((labels == 2).any(), value, 1.0)
 
@@ -170,21 +169,22 @@ def test_a_gradient_that_is_not_finite_stays_so_alone(model: str, precision: str
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("engine_name", ["loop", "vmap"])
-def test_autocast_is_near_and_gives_the_same_bits(engine_name: EngineName, precision: str) -> None:
+def test_autocast_is_close_and_repeats_bits(engine_name: EngineName, precision: str) -> None:
     settings = {"model": "convolutional", "rounds": 1, "rules": "hfedavg"}
     exact = federation(**settings, engine="loop").run()
     simulations = [federation(**settings, engine=engine_name, precision=precision) for _ in range(2)]
-    assert [each.engine.precision for each in simulations] == [precision] * 2
-    first, second = (each.run() for each in simulations)
+    assert [simulation.engine.precision for simulation in simulations] == [precision] * 2
+    first, second = (simulation.run() for simulation in simulations)
     assert 0 < apart(exact, first) < 0.1 and apart(first, second) == 0
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
 @pytest.mark.parametrize("model", ["perceptron", "convolutional"])
-def test_same_bits_every_time_and_for_any_chunk(model: str, precision: str) -> None:
+def test_same_bits_every_time_and_for_any_chunk_size(model: str, precision: str) -> None:
     def bits(chunk: int | None, capture: bool = True) -> list[bytes]:
         sim = federation(model, augment=flip_and_crop, engine="loop")
-        sim.engine = StackedEngine(sim.engine.training, chunk_size=chunk, precision=precision, cuda_graphs=capture)
+        options = {"chunk_size": chunk, "precision": precision, "cuda_graphs": capture}
+        sim.engine = make_engine("stacked", sim.engine.training, **options)
         result = sim.run()
         return [rows.cpu().numpy().tobytes() for rows in (*result.models, *result.corrections)]
 
@@ -235,9 +235,9 @@ class Computed(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_code_beyond_the_vocabulary_breaks_its_client_alone(dtype: torch.dtype) -> None:
-    known, random = torch.tensor([0, 1, 8, 9]), torch.Generator().manual_seed(0)
-    codes, labels = known[torch.randint(4, (24, 5), generator=random)], torch.arange(24) % 3
+def test_an_out_of_range_code_affects_its_client_only(dtype: torch.dtype) -> None:
+    values, random = torch.tensor([0, 1, 8, 9]), torch.Generator().manual_seed(0)
+    codes, labels = values[torch.randint(4, (24, 5), generator=random)], torch.arange(24) % 3
     parts = [range(8 * client, 8 * client + 8) for client in range(3)]
 
     def trained(codes: Tensor) -> Result:

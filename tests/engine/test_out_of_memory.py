@@ -1,5 +1,4 @@
-"""Memory that did not suffice is no answer to what a module allows: it is raised, not worked
-around."""
+"""Running out of memory is raised everywhere, rather than taken as a property of the module."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from stratafl.engine.batches import ClientBatches
 from stratafl.engine.compiler import padding
 from stratafl.engine.compiler import program as capture
 from stratafl.engine.compiler.capture import trace_fx
-from stratafl.engine.gradients import PerClientLoss
+from stratafl.engine.gradients import GradientTask, PerClientLoss
 from stratafl.engine.validation import ModelUnderTest, check_single_sample_batches
 
 HOST = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
@@ -48,7 +47,7 @@ class Failing(nn.Linear):
 
 
 def raising(problem: BaseException) -> Callable[..., Any]:
-    def function(*given: Any, **named: Any) -> Any:
+    def function(*args: Any, **kwargs: Any) -> Any:
         raise problem
 
     return function
@@ -74,14 +73,19 @@ def of_losses(problem: BaseException) -> None:
     )
 
 
+def select(flat: FlatModule) -> None:
+    task = GradientTask(flat, LOSS, X, LABELS)
+    selection.select_gradient_method(task, ("stacked", "vmap"), module_profile.ModuleProfile())
+
+
 def of_trials(problem: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "copy_module", raising(problem))
-    selection.select_gradient_method(FlatModule(nn.Linear(4, 3)), LOSS, X, LABELS)
+    select(FlatModule(nn.Linear(4, 3)))
 
 
 def of_a_method(problem: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "CompiledGradients", raising(problem))
-    selection.select_gradient_method(FlatModule(nn.Linear(4, 3)), LOSS, X, LABELS)
+    select(FlatModule(nn.Linear(4, 3)))
 
 
 def of_padding(problem: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +108,7 @@ class Renormed(nn.Module):
 
 PLACES: dict[str, Callable[[BaseException, pytest.MonkeyPatch], object]] = {
     "a loss that is mapped": lambda problem, _: of_losses(problem),
-    "a trial": lambda problem, _: selection.select_gradient_method(training(problem).flat, LOSS, X, LABELS),
+    "a trial": lambda problem, _: select(training(problem).flat),
     "the trial in float64": of_trials,
     "a method on trial": of_a_method,
     "a profile": lambda problem, _: module_profile.profile_module(training(problem)),
@@ -119,15 +123,15 @@ PLACES: dict[str, Callable[[BaseException, pytest.MonkeyPatch], object]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("problem", KINDS, ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("problem", KINDS, ids=lambda problem: type(problem).__name__)
 @pytest.mark.parametrize("place", PLACES)
-def test_nobody_does_without(place: str, problem: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_is_raised(place: str, problem: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(type(problem)) as raised:
         PLACES[place](problem, monkeypatch)
     assert raised.value is problem
 
 
-def test_a_loss_is_still_mapped_after_there_was_no_room() -> None:
+def test_a_loss_is_still_mapped_after_out_of_memory() -> None:
     problems: Iterator[Exception] = iter([KINDS[0]])
     calls: list[int] = []
 
@@ -146,7 +150,7 @@ def test_a_loss_is_still_mapped_after_there_was_no_room() -> None:
     assert losses(outputs, batch).shape == (5,) and len(calls) == 1
 
 
-def test_other_problems_are_none_of_memory() -> None:
+def test_other_errors_are_not_out_of_memory() -> None:
     for problem in (RuntimeError("shapes cannot be multiplied"), ValueError(HOST), KeyError("x")):
         assert not errors.is_no_room(problem)
         errors.pass_on_no_room(problem)

@@ -1,4 +1,4 @@
-"""Rows whose filters lie channels-last: the same run, and the way there and back."""
+"""Rows with channels-last filters: the run is the same, and reordering is reversible."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def convolutional() -> nn.Module:
 
 
 def ramp(x: Tensor) -> Tensor:
-    """A number for each parameter."""
+    """Different numbers for all parameters."""
     return torch.linspace(0, 1, x.shape[-1], dtype=x.dtype)
 
 
 FILTERS = ["0.weight", "2.weight", "3.weight"]
 
 
-def copy(given: Tensor, out: Tensor) -> None:
-    assert given.shape == out.shape and given.stride() != out.stride()
-    out.copy_(given)
+def copy(source: Tensor, out: Tensor) -> None:
+    assert source.shape == out.shape and source.stride() != out.stride()
+    out.copy_(source)
 
 
 @pytest.fixture
@@ -65,12 +65,12 @@ def channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 @pytest.mark.usefixtures("channels_last")
-def test_the_same_run(settings: dict) -> None:
+def test_runs_with_channels_last_filters_are_the_same(settings: dict) -> None:
     assert compare(model=convolutional, shape=(2, 5, 5), **settings) < CLOSE
 
 
 @pytest.mark.usefixtures("channels_last")
-def test_the_engine_s_rows_do_lie_so() -> None:
+def test_the_engines_rows_have_channels_last_filters() -> None:
     engine = stacked(federation(model=convolutional, shape=(2, 5, 5))).engine
     row_1P = torch.arange(engine.training.flat.parameters, dtype=torch.float64)[None]
     first = engine._gradients.layout.named(row_1P, row_1P[:, :0])["0.weight"]
@@ -78,37 +78,37 @@ def test_the_engine_s_rows_do_lie_so() -> None:
 
 
 @pytest.mark.parametrize("of", [None, [1, 0, 1, 1]])
-def test_there_and_back(of: list[int] | None) -> None:
+def test_reordering_is_reversible(of: list[int] | None) -> None:
     flat = FlatModule(convolutional())
     layout = ParameterLayout(flat, FILTERS)
     rows = torch.randn(4 if of is None else 2, flat.parameters, dtype=torch.float64)
-    given, leaves, none = IndexedRows(rows, None if of is None else np.array(of)), [3, 0, 2], rows.new_empty(3, 0)
-    wanted, found = given.take(leaves), layout.some(given, leaves)
-    assert not torch.equal(found, wanted)
-    for name, view in layout.named(found, none).items():
-        assert torch.equal(view, flat.unflatten(wanted, none)[name]), name
-    back = torch.full_like(wanted, float("nan"))
-    layout.restore(found, back)
-    assert torch.equal(back, wanted)
+    indexed, clients, none = IndexedRows(rows, None if of is None else np.array(of)), [3, 0, 2], rows.new_empty(3, 0)
+    plain, reordered = indexed.take(clients), layout.take(indexed, clients)
+    assert not torch.equal(reordered, plain)
+    for name, view in layout.named(reordered, none).items():
+        assert torch.equal(view, flat.unflatten(plain, none)[name]), name
+    back = torch.full_like(plain, float("nan"))
+    layout.restore(reordered, back)
+    assert torch.equal(back, plain)
 
 
-def test_only_rows_that_some_leaf_of_a_chunk_has_are_ordered() -> None:
+def test_only_rows_of_the_chunks_clients_are_reordered() -> None:
     flat, ordered = FlatModule(convolutional()), []
-    layout = ParameterLayout(flat, FILTERS, lambda given, out: ordered.append(len(out)) or copy(given, out))
-    given = IndexedRows(torch.randn(6, flat.parameters, dtype=torch.float64), np.array([0, 0, 2, 5, 5, 2, 1]))
-    found = layout.some(given, [3, 5, 4])
+    layout = ParameterLayout(flat, FILTERS, lambda source, out: ordered.append(len(out)) or copy(source, out))
+    indexed = IndexedRows(torch.randn(6, flat.parameters, dtype=torch.float64), np.array([0, 0, 2, 5, 5, 2, 1]))
+    reordered = layout.take(indexed, [3, 5, 4])
     assert set(ordered) == {2}
-    back = torch.empty_like(found)
-    layout.restore(found, back)
-    assert torch.equal(back, given.take([3, 5, 4]))
+    back = torch.empty_like(reordered)
+    layout.restore(reordered, back)
+    assert torch.equal(back, indexed.take([3, 5, 4]))
 
 
-def test_what_is_no_row_of_parameters_stays_as_it_is() -> None:
+def test_other_rows_than_parameters_are_not_reordered() -> None:
     rate = IndexedRows(torch.randn(4, 1, dtype=torch.float64))
-    assert torch.equal(ParameterLayout(FlatModule(convolutional()), FILTERS).some(rate, [2, 1]), rate.take([2, 1]))
+    assert torch.equal(ParameterLayout(FlatModule(convolutional()), FILTERS).take(rate, [2, 1]), rate.take([2, 1]))
 
 
-def test_one_tap_or_one_channel_lies_the_same_either_way() -> None:
+def test_filters_of_one_tap_or_channel_are_not_reordered() -> None:
     flat = FlatModule(nn.Sequential(nn.Conv2d(1, 3, 3), nn.Conv2d(3, 2, 1)))
     rows = torch.randn(2, flat.parameters)
-    assert torch.equal(ParameterLayout(flat, ["0.weight", "1.weight"], copy).some(IndexedRows(rows), [0, 1]), rows)
+    assert torch.equal(ParameterLayout(flat, ["0.weight", "1.weight"], copy).take(IndexedRows(rows), [0, 1]), rows)

@@ -15,8 +15,9 @@ from stratafl.base.errors import InvalidInput
 from stratafl.core.flat_module import FlatModule
 from stratafl.data.batches import batch_indices
 from stratafl.engine import kernels
-from stratafl.engine.gradients import CompiledGradients
+from stratafl.engine.gradients import CompiledGradients, GradientTask
 from stratafl.engine.kernels import reference
+from stratafl.engine.module_profile import ModuleProfile
 from stratafl.engine.precision import HALF_DTYPES, Precision, cudnn_disabled, float32_matmul_precision
 from stratafl.engine.selection import select_gradient_method
 
@@ -59,30 +60,30 @@ def run(module: nn.Module, engine: str, precision: str, **more):
 
 
 def plain_rounds(module: nn.Module, precision: str) -> nn.Module:
-    """Averaging of three clients, with autocast as PyTorch's recipe has it."""
+    """Federated averaging of three clients in plain PyTorch, with autocast as it recommends."""
     (inputs, targets), scale = data(), SCALE.get(precision, 1.0)
     module = copy.deepcopy(module).train()
     for round in range(2):
         trained = []
         for client, part in enumerate(PARTS):
-            mine = copy.deepcopy(module)
+            local = copy.deepcopy(module)
             for chosen in batch_indices(0, client, len(part), round * 3, 3, 4):
                 numbers = torch.tensor(part)[chosen]
-                mine.zero_grad()
+                local.zero_grad()
                 with torch.autocast("cpu", HALF_DTYPES[precision]) if precision in HALF_DTYPES else nullcontext():
-                    loss = F.cross_entropy(mine(inputs[numbers]), targets[numbers])
+                    loss = F.cross_entropy(local(inputs[numbers]), targets[numbers])
                 (loss * scale).backward()
                 with torch.no_grad():
-                    for parameter in mine.parameters():
+                    for parameter in local.parameters():
                         parameter -= 0.1 * parameter.grad / scale
-            trained.append(mine.state_dict())
-        mean = {name: torch.stack([each[name].float() for each in trained]).mean(dim=0) for name in trained[0]}
+            trained.append(local.state_dict())
+        mean = {name: torch.stack([values[name].float() for values in trained]).mean(dim=0) for name in trained[0]}
         module.load_state_dict(mean)
     return module
 
 
 def apart(one: nn.Module, other: nn.Module) -> float:
-    rows = [torch.cat([p.detach().flatten() for p in each.parameters()]) for each in (one, other)]
+    rows = [torch.cat([p.detach().flatten() for p in module.parameters()]) for module in (one, other)]
     return float((rows[0] - rows[1]).norm() / rows[1].norm())
 
 
@@ -92,7 +93,7 @@ def test_the_loop_is_plain_autocast(name: str, precision: str) -> None:
     simulation = run(made(name), "loop", precision)
     result = simulation.run()
     assert (simulation.engine.precision, simulation.notes) == (precision, ())
-    assert {each.dtype for each in result.module.state_dict().values()} <= {torch.float32, torch.int64}
+    assert {value.dtype for value in result.module.state_dict().values()} <= {torch.float32, torch.int64}
     assert apart(result.module, plain_rounds(made(name), precision)) < 1e-6
     assert 1e-6 < apart(result.module, plain_rounds(made(name), "fp32")) < 0.02
 
@@ -114,7 +115,7 @@ def test_same_bits_twice(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["vmap", "stacked"])
-def test_whoever_falls_back_keeps_the_precision(engine: str, capsys) -> None:
+def test_a_fallback_keeps_the_precision(engine: str, capsys) -> None:
     module = made("batch norm")
     next(module.parameters()).register_hook(lambda gradient: gradient)  # which only the loop follows
     simulation = run(module, engine, "bf16")
@@ -123,7 +124,7 @@ def test_whoever_falls_back_keeps_the_precision(engine: str, capsys) -> None:
     assert torch.equal(simulation.run().models[-1], run(made("batch norm"), "loop", "bf16").run().models[-1])
 
 
-def test_a_cast_weight_is_not_kept_for_another_client() -> None:
+def test_a_cast_weight_is_not_reused_for_another_client() -> None:
     """The library keeps what it cast as long as an autocast of the user's own goes on."""
     simulation = run(made("tied"), "loop", "bf16")
     simulation.federation.begin_round()
@@ -135,7 +136,7 @@ def test_a_cast_weight_is_not_kept_for_another_client() -> None:
 
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 @pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
-def test_float64_is_left_alone_and_that_is_said(engine: str, precision: str, capsys) -> None:
+def test_float64_is_kept_with_a_note(engine: str, precision: str, capsys) -> None:
     simulation = run(made("tied").double(), engine, precision)
     assert simulation.engine.precision == "fp32"
     assert f"precision {precision!r} is not honoured: {engine} computes in fp32" in capsys.readouterr().err
@@ -149,19 +150,19 @@ class OnlySingle(nn.Linear):
 
 
 class Huge(nn.Linear):
-    """Gives scores of a size that fp16 does not know."""
+    """Gives scores beyond the range of fp16."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.flatten(1)) * 1e5 * super().forward(x.flatten(1))
 
 
 @pytest.mark.parametrize(
-    ("kind", "precision", "told"),
+    ("kind", "precision", "reason"),
     [(OnlySingle, "bf16", "cannot be computed in it here"), (Huge, "fp16", "beyond what it can hold")],
 )
-def test_what_cannot_be_had_in_16_bits_is_refused_with_the_reason(kind: type, precision: str, told: str) -> None:
+def test_16_bits_are_refused_with_the_reason(kind: type, precision: str, reason: str) -> None:
     torch.manual_seed(0)
-    with pytest.raises(InvalidInput, match=f"precision.*{told}") as refused:
+    with pytest.raises(InvalidInput, match=f"precision.*{reason}") as refused:
         run(kind(36, 3), "loop", precision)
     assert len(str(refused.value).splitlines()) == 1 or refused.type is not InvalidInput
     run(kind(36, 3), "loop", "fp32")
@@ -169,10 +170,10 @@ def test_what_cannot_be_had_in_16_bits_is_refused_with_the_reason(kind: type, pr
 
 @pytest.mark.parametrize("largest", [16.0, 1e6])
 @pytest.mark.parametrize("precision", ["bf16"])
-def test_a_method_is_tried_in_the_precision_it_is_for(
+def test_a_method_is_tried_in_its_precision(
     precision: Precision, largest: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With layers that in this precision cut gradients beyond a size: exact in fp32, and finite."""
+    """A linear layer cuts large gradients off in this precision, and is exact in fp32."""
 
     def linear(x_CBI: Tensor, w_COI: Tensor, b_CO: Tensor | None, relu: bool, compute: Precision) -> Tensor:
         y = reference.linear(x_CBI, w_COI, b_CO, relu, compute)
@@ -186,11 +187,10 @@ def test_a_method_is_tried_in_the_precision_it_is_for(
     monkeypatch.setattr(kernels, "TORCH_BACKEND", cutting)
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
-    found, how = select_gradient_method(
-        FlatModule(module), F.mse_loss, torch.randn(4, 5), 300 * torch.randn(4, 1), precision
-    )
-    assert found is not None and how == "stacked"
-    assert isinstance(found, CompiledGradients) and found.use_kernels == (largest > 300)
+    task = GradientTask(FlatModule(module), F.mse_loss, torch.randn(4, 5), 300 * torch.randn(4, 1), precision)
+    method, how = select_gradient_method(task, ("stacked", "vmap"), ModuleProfile())
+    assert how == "stacked"
+    assert isinstance(method, CompiledGradients) and method.use_kernels == (largest > 300)
 
 
 def test_evaluation_is_in_the_models_own_type() -> None:
@@ -208,7 +208,7 @@ def test_evaluation_is_in_the_models_own_type() -> None:
     assert set(seen) == {torch.float32}
 
 
-def test_cudnn_can_be_left_out_whatever_products_are_computed_in() -> None:
+def test_cudnn_can_be_disabled_in_every_precision() -> None:
     """While an engine computes, the library's own way to set several switches fails."""
     before = torch.backends.cudnn.enabled
     with float32_matmul_precision("fp32", torch.device("cuda")):

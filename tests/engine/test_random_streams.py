@@ -1,5 +1,5 @@
-"""What a module draws is its client's own: the same alone and among others, in every form, and when
-a part is computed again."""
+"""Random numbers of a client: the same alone and among others, by every operation, and when a part
+is computed again."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_client_draws_the_same_alone_and_among_others(count: int) -> None:
     assert torch.equal(together.chance(0.3, (3, count), CPU)[2], alone.chance(0.3, (count,), CPU))
 
 
-def test_a_step_may_be_a_number_on_a_device_and_each_client_s_own() -> None:
+def test_steps_may_be_tensors_and_differ_between_clients() -> None:
     own = RandomSource(ClientStream(3, CLIENTS, torch.tensor([1, 2, 8]))).words((3, 4), CPU)
     for place, step in enumerate((1, 2, 8)):
         same = RandomSource(ClientStream(3, CLIENTS, torch.tensor(step))).words((3, 4), CPU)
@@ -46,15 +46,15 @@ def test_a_step_may_be_a_number_on_a_device_and_each_client_s_own() -> None:
         assert torch.equal(own[place], RandomSource(ClientStream(3, int(CLIENTS[place]), step)).words((4,), CPU))
 
 
-def test_every_part_of_the_key_counts() -> None:
+def test_seed_client_step_and_draw_change_the_numbers() -> None:
     keys = [ClientStream(3, 4, 8), ClientStream(2, 4, 8), ClientStream(3, 5, 8), ClientStream(3, 4, 9)]
     drawn = [RandomSource(key).words((64,), CPU) for key in keys]
     source = RandomSource(keys[0])
     drawn += [source.words((64,), CPU), source.words((64,), CPU)]
-    assert len({tuple(each.tolist()) for each in drawn}) == len(keys) + 1, "the first draw again is the same"
+    assert len({tuple(words.tolist()) for words in drawn}) == len(keys) + 1, "the first draw again is the same"
 
 
-def test_numbers_are_distributed_as_they_should_be() -> None:
+def test_distributions_of_random_numbers() -> None:
     source = RandomSource(ClientStream(1, 2, 3))
     uniform, normal = (getattr(source, kind)((40_000,), CPU) for kind in ("uniform", "normal"))
     waiting = source.exponential((40_000,), CPU)
@@ -71,7 +71,7 @@ def test_no_number_is_rounded_up_to_one(dtype: torch.dtype) -> None:
     assert round_down(torch.tensor([1 - 2.0**-53], dtype=torch.float64), dtype).item() < 1
 
 
-def test_choices() -> None:
+def test_multinomial_follows_the_weights() -> None:
     weights = torch.tensor([[0.0, 1.0, 3.0], [1.0, 1.0, 0.0]]).expand(4000, 2, 3)
     source = RandomSource(ClientStream(1, 2, 3))
     drawn = multinomial(source, weights, 4, replacement=True)
@@ -102,7 +102,7 @@ def test_every_form_of_dropout_draws_the_same() -> None:
     assert all(torch.equal(mask, masks[0]) for mask in masks) and 0 < int((masks[0] > 0).sum()) < 30
 
 
-def test_a_sample_s_mask_does_not_depend_on_how_many_follow() -> None:
+def test_a_samples_mask_does_not_depend_on_later_samples() -> None:
     longer, shorter = (of_client(FORMS["function"], torch.ones(length, 7), ClientStream(3, 4, 5)) for length in (6, 4))
     assert torch.equal(longer[:4], shorter)
 
@@ -137,7 +137,7 @@ INTO: dict[str, Callable[..., Tensor]] = {
 
 
 @pytest.mark.parametrize("name", INTO)
-def test_what_is_drawn_into_a_tensor_is_what_would_be_returned(name: str) -> None:
+def test_out_gets_what_would_be_returned(name: str) -> None:
     stream = ClientStream(0, 1, 2)
     with client_rng(stream, torch.device("cpu")):
         expected = INTO[name]()
@@ -147,7 +147,7 @@ def test_what_is_drawn_into_a_tensor_is_what_would_be_returned(name: str) -> Non
     assert torch.equal(room, expected) and torch.equal(HALF, torch.full((6,), 0.5))
 
 
-def test_room_of_another_type_or_size_is_drawn_for() -> None:
+def test_out_of_another_type_or_size() -> None:
     room = torch.empty(2, dtype=torch.float16)
     with client_rng(ClientStream(0, 1, 2), torch.device("cpu")), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a tensor that is made larger need not have been empty
@@ -155,7 +155,7 @@ def test_room_of_another_type_or_size_is_drawn_for() -> None:
     assert len(room) == 100_000 and room.min() >= 0 and room.max() < 1
 
 
-def test_a_generator_of_the_user_s_is_left_to_the_user() -> None:
+def test_an_explicit_generator_is_respected() -> None:
     drawn = []
     for client in (1, 2):
         with torch.random.fork_rng(), client_rng(ClientStream(3, client, 5), CPU):
@@ -164,7 +164,7 @@ def test_a_generator_of_the_user_s_is_left_to_the_user() -> None:
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_what_is_computed_again_draws_the_same_again(reentrant: bool) -> None:
+def test_recomputed_parts_draw_the_same_numbers(reentrant: bool) -> None:
     def inner(x: Tensor) -> Tensor:
         return F.dropout(torch.tanh(x) * torch.rand_like(x), 0.5)
 
@@ -186,7 +186,7 @@ def dropping() -> nn.Module:
 
 @pytest.mark.parametrize("chunk", [1, 3, None])
 @pytest.mark.parametrize("epochs", [None, 1])
-def test_draws_follow_a_client_through_its_own_steps(chunk: int | None, epochs: int | None) -> None:
-    """With passes over their own data clients are at steps of their own."""
+def test_dropout_agrees_at_clients_own_steps(chunk: int | None, epochs: int | None) -> None:
+    """Clients that count epochs of their own data are at different steps."""
     more = {} if epochs is None else {"leaf": leaf(0.05, epochs=epochs), "periods": [2]}
     assert compare(chunk=chunk, model=dropping, **more) < CLOSE

@@ -29,7 +29,7 @@ def test_every_rule_on_uneven_trees_with_ragged_clients(rule: str, depth: int) -
 
 
 @pytest.mark.parametrize("others", [["fedprox", "feddyn"], ["mtgc", "mtgc"], []])
-def test_directions_of_rules_of_one_s_own(others: list[str]) -> None:
+def test_local_terms_of_custom_rules(others: list[str]) -> None:
     """Neither a sum nor in the order of what the engine knows."""
     shrinks = average()._replace(local=lambda x, g, edge: 0.5 * g * (1 + (x - edge.model).abs()))
     assert compare(rules=[shrinks, *others], depth=1 + len(others)) < CLOSE
@@ -53,7 +53,7 @@ def test_sampling(batch: int | None, sampling: str) -> None:
     ],
 )
 @pytest.mark.parametrize("rules", ["mtgc", "feddyn"])
-def test_the_leaf_s_chain(rules: str, chain: Leaf) -> None:
+def test_client_update_chains(rules: str, chain: Leaf) -> None:
     assert compare(rules=rules, leaf=chain) < CLOSE
 
 
@@ -78,7 +78,7 @@ def test_corrections_from_gradients(restart: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
-def test_only_those_who_take_part_are_trained(engine: str) -> None:
+def test_only_participating_clients_are_trained(engine: str) -> None:
     sim = federation(participation=[1, 1], engine=engine)
     sim.federation.begin_round()
     work = sim.federation.train_request(0, 2, 0)
@@ -93,7 +93,7 @@ def test_only_those_who_take_part_are_trained(engine: str) -> None:
     assert sim.engine.train(nobody).model_AP.shape == sim.engine.gradients(nobody).shape == (0, sim.flat.parameters)
 
 
-def test_a_client_that_breaks_breaks_alone() -> None:
+def test_a_failing_client_affects_no_other() -> None:
     inputs = torch.randn(60, 4, dtype=torch.float64)
     inputs[13] = torch.nan
     assert federation(inputs=inputs).run().refused == stacked(federation(inputs=inputs)).run().refused != {}
@@ -103,7 +103,7 @@ def test_a_client_that_breaks_breaks_alone() -> None:
 
 
 class Residual(nn.Module):
-    """What users write: views, residuals, functions, a parameter of its own."""
+    """Module as users write it: views, residuals, functions, a parameter outside layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Residual(nn.Module):
 
 
 class Turning(nn.Module):
-    """Cannot be traced: it decides by the data's shape."""
+    """Decides by the shape of the data, which fx tracing cannot follow."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -216,14 +216,14 @@ def test_own_losses_see_no_padding(loss, model) -> None:
     assert compare(model=model, loss=loss) < CLOSE
 
 
-def test_cross_entropy_given_by_hand_with_ignored_labels() -> None:
+def test_a_custom_cross_entropy_with_ignored_labels() -> None:
     targets = torch.randint(3, (60,))
     targets[::12] = 0
     targets[2::12] = -100
     assert compare(loss=F.cross_entropy, targets=targets, batch=None) < CLOSE
 
 
-def test_a_label_for_each_place() -> None:
+def test_one_label_per_position() -> None:
     model = seeded(lambda: nn.Conv2d(1, 3, 3, padding=1))
     assert compare(model=model, shape=(1, 4, 4), targets=torch.randint(3, (60, 4, 4))) < CLOSE
 
@@ -269,8 +269,8 @@ def test_half_precision_is_near(precision: str) -> None:
 
 
 class _Caught(torch.autograd.Function):
-    """Passes a parameter on and leaves its gradient, correction and squares where they are wanted,
-    as a kernel does."""
+    """Passes a parameter on, and writes its gradient plus correction, and the squared norm, to the
+    buffers, as a kernel does."""
 
     @staticmethod
     def forward(ctx, value: Tensor, *plan) -> Tensor:
@@ -306,11 +306,11 @@ def writing_gradients(function):
 
 
 @pytest.mark.parametrize("name", ["cnn", "residual", "lstm", "layer norm", "tied"])
-def test_kernels_that_write_gradients_themselves(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_write_gradients_to_the_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("linear", "conv2d", "conv2d_relu_pool", "group_norm", "layer_norm", "embedding")
     ops = {**REFERENCE_OPS, **{name: writing_gradients(REFERENCE_OPS[name]) for name in names}}
-    ours = kernels.TORCH_BACKEND._replace(ops=ops, writes_gradients=frozenset(names), returns_squared_norms=True)
-    monkeypatch.setattr(kernels, "TORCH_BACKEND", ours)
+    backend = kernels.TORCH_BACKEND._replace(ops=ops, writes_gradients=frozenset(names), returns_squared_norms=True)
+    monkeypatch.setattr(kernels, "TORCH_BACKEND", backend)
     settings = {"leaf": leaf(0.1, clip_norm=0.5), "rounds": 2}
     if name == "lstm":
         model = seeded(lambda: lstm((6,), 3, vocabulary=9, embedding=3, hidden=4))
@@ -324,11 +324,9 @@ def test_kernels_that_write_gradients_themselves(name: str, monkeypatch: pytest.
 
 @pytest.mark.parametrize("rules", ["mtgc", "feddyn", "hfedavg"])
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_a_captured_step_reads_only_what_is_filled_in(
-    rules: str, momentum: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the function itself instead of a graph of it: memory, steps and learning rates are the
-    graph's."""
+def test_a_captured_step_reads_only_its_inputs(rules: str, momentum: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The function itself stands in for its graph, with the graph's memory, steps and learning
+    rates."""
     captured = []
 
     def capture(once, device):
@@ -356,7 +354,7 @@ def test_a_captured_step_reads_only_what_is_filled_in(
     assert len(captured) == 2, "once for chunks of two, once for the last"
 
 
-def test_a_step_leaves_nothing_behind() -> None:
+def test_a_step_leaves_no_tensors_behind() -> None:
     """Activations that are part of a cycle would stay until somebody looks for those: gigabytes, on
     a GPU."""
     sim = stacked(federation(model=seeded(Residual), shape=(2, 6, 6)))
@@ -365,7 +363,7 @@ def test_a_step_leaves_nothing_behind() -> None:
 
     def tensors_after_training() -> int:
         sim.engine.train(work)
-        return sum(issubclass(type(each), Tensor) for each in gc.get_objects())
+        return sum(issubclass(type(item), Tensor) for item in gc.get_objects())
 
     tensors_after_training()
     gc.collect()
@@ -376,8 +374,8 @@ def test_a_step_leaves_nothing_behind() -> None:
         gc.enable()
 
 
-def test_what_keeps_coming_is_worth_capturing() -> None:
+def test_frequent_kinds_of_step_are_captured() -> None:
     policy = CapturePolicy()
-    # another number of clients in every meeting, then two sizes of chunk in turn
+    # another number of clients at every synchronisation, then two sizes of chunk in turn
     assert not any(policy.should_capture(size) for size in (71, 64, 80, 77, 71, 64, 80, 77))
     assert [policy.should_capture(size) for size in (50, 49, 50, 49, 50, 49)] == [False] * 4 + [True] * 2

@@ -1,5 +1,4 @@
-"""Every engine trains what plain PyTorch trains: on a zoo of modules, and on modules put together
-at random."""
+"""Engines against plain PyTorch, on a zoo of modules and on modules put together at random."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ OTHERWISE = {
     "product of two inputs": "stacked: bilinear mapped over the clients",
     "a gradient of its own": "stacked: Reversed mapped over the clients",
     "gradients turned round for a second head": "stacked: Reversed mapped over the clients",
-    # what a recording does not show
+    # not visible in a captured graph
     "hooks on an output": "vmap: stacked does not give the module's own gradient",
     "gradient of its own output": "loop: stacked",
     **dict.fromkeys(
@@ -37,7 +36,7 @@ OTHERWISE = {
     ),
     "hooks backward": "loop: hooks on the gradients",
     "hooks on a parameter": "loop: hooks on the parameters' gradients",
-    # values decide what is done
+    # decisions by values
     **dict.fromkeys(
         (
             "norm, batch, cumulative", "experts that see their own samples", "decided by a value",
@@ -46,17 +45,17 @@ OTHERWISE = {
         BY_VALUES,
     ),
     "packed sequences": "loop: cannot be recorded",
-    # the forward pass changes what is no client's own
+    # the forward pass changes tensors that clients share
     **dict.fromkeys(
         ("embedding of bounded norm", "weight bounded in the forward pass", "weight normalised through its data"),
         "loop: training changes the module's weights",
     ),
     "buffer that counts": "loop: step, which training changes and which is in no row",
 }  # fmt: skip
-"""How those begin to say how they run that are not wholly stacked."""
+"""Beginning of `how` for the modules that are not wholly stacked."""
 
 TAKING_LONG = LIBRARY.entries.keys() - {"BERT", "GPT-2", "ViT"}
-"""Published models of a library, whose layers other entries have one by one."""
+"""Published models of a library; smaller entries have each of their layers."""
 
 # torch's own word on a kernel of even length
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
@@ -71,11 +70,11 @@ def poisoned() -> Iterator[None]:
     torch.use_deterministic_algorithms(before)
 
 
-def test_memory_is_poisoned() -> None:
+def test_unwritten_memory_holds_nan() -> None:
     assert torch.ones(3).new_empty(1000).isnan().all()
 
 
-def test_what_is_not_stacked_is_in_the_zoo() -> None:
+def test_few_modules_are_not_stacked() -> None:
     assert ZOO.keys() >= OTHERWISE.keys()
     assert len(OTHERWISE) < len(ZOO) / 10
 
@@ -103,31 +102,31 @@ def test_every_engine_trains_what_plain_pytorch_trains(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in FAMILIES.entries if "dropping" in name])
 def test_the_same_bits_twice_and_in_other_chunks(name: str) -> None:
-    one, again, whole = (engine("stacked", problem(ZOO[name]), chunk=chunk).clients for chunk in (2, 2, 3))
-    assert not any(difference(one, again).values()) and not any(difference(one, whole).values())
+    one, again, together = (engine("stacked", problem(ZOO[name]), chunk=chunk).clients for chunk in (2, 2, 3))
+    assert not any(difference(one, again).values()) and not any(difference(one, together).values())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ZOO)
-def test_whatever_values_the_module_itself_has(name: str) -> None:
+def test_zero_parameters_hide_no_error_from_the_trial(name: str) -> None:
     """Zeros hide nearly every mistake from a look at the module's own gradients."""
     ran = engine("stacked", problem(ZOO[name], zeros=True))
     assert not apart(expected(name), ran.clients), ran.how
 
 
 @pytest.mark.parametrize("examples", [10, pytest.param(40, marks=pytest.mark.slow)])
-def test_modules_put_together_at_random(examples: int) -> None:
+def test_random_compositions_of_modules(examples: int) -> None:
     options = settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     options(given(entries(), st.booleans())(check_agreement))()
 
 
-def check_agreement(found: tuple[Plan, Entry], zeros: bool) -> None:
-    _, entry = found
+def check_agreement(example: tuple[Plan, Entry], zeros: bool) -> None:
+    _, entry = example
     try:
-        wanted = plain(problem(entry))
+        right = plain(problem(entry))
     except RuntimeError:
-        # it changes in place what its own gradient needs
+        # the module overwrites tensors that its gradient needs
         assume(False)
     for name in ENGINES:
         ran = engine(name, problem(entry, zeros=zeros))
-        assert not apart(wanted, ran.clients), ran.how
+        assert not apart(right, ran.clients), ran.how

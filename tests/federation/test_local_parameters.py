@@ -40,7 +40,7 @@ class Normed(nn.Module):
 
 
 class Grouped(nn.Module):
-    """Nothing that keeps statistics, so that every engine can train it."""
+    """A module without running statistics, which every engine can train."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def run(kind: type = Normed, rules: Any = "mtgc", keep: Any = "batch_norm", **mo
 
 
 def mean(states: list[dict[str, Tensor]], names: list[str]) -> dict[str, Tensor]:
-    return {name: torch.stack([each[name] for each in states]).mean(dim=0) for name in names}
+    return {name: torch.stack([state[name] for state in states]).mean(dim=0) for name in names}
 
 
 def fedbn_rounds(module: nn.Module) -> list[dict[str, Tensor]]:
@@ -84,8 +84,8 @@ def fedbn_rounds(module: nn.Module) -> list[dict[str, Tensor]]:
                 for number in group:
                     clients[number] |= copy.deepcopy(new)
         new = mean(clients, shared)
-        for each in clients:
-            each |= copy.deepcopy(new)
+        for client in clients:
+            client |= copy.deepcopy(new)
     return last
 
 
@@ -95,10 +95,10 @@ def test_fedbn_is_fedbn() -> None:
     result = simulation.run()
     expected = fedbn_rounds(start)
     for number, name in enumerate(result.tree.names[2]):
-        mine = result.model_of(name).state_dict()
+        state = result.model_of(name).state_dict()
         for key, value in expected[number].items():
             if value.is_floating_point():
-                assert torch.allclose(mine[key], value, atol=1e-12), (name, key)
+                assert torch.allclose(state[key], value, atol=1e-12), (name, key)
     norms = [result.model_of(name).norm.weight for name in result.tree.names[2]]
     assert not torch.allclose(norms[0], norms[1])
 
@@ -106,11 +106,11 @@ def test_fedbn_is_fedbn() -> None:
 @pytest.mark.parametrize("rules", ["hfedavg", "mtgc", "scaffold", "fedprox", "feddyn", "median"])
 def test_every_engine_and_rule(rules: str) -> None:
     simulations = [run(Grouped, rules, ["norm", "head.bias"], engine=engine) for engine in ENGINES]
-    assert [each.engine.how for each in simulations] == ENGINES
-    rows = [each.run().models[-1] for each in simulations]
+    assert [sim.engine.how for sim in simulations] == ENGINES
+    rows = [sim.run().models[-1] for sim in simulations]
     assert all(torch.allclose(rows[0], other, atol=1e-10) for other in rows)
-    whole = run(Grouped, rules, None).run()
-    assert rows[0].shape == whole.models[-1].shape and not torch.allclose(rows[0], whole.models[-1])
+    shared = run(Grouped, rules, None).run()
+    assert rows[0].shape == shared.models[-1].shape and not torch.allclose(rows[0], shared.models[-1])
 
 
 def test_corrections_sum_to_zero_over_what_is_shared() -> None:
@@ -130,19 +130,19 @@ def test_bytes_are_those_of_what_is_shared() -> None:
     result = run(rules="hfedavg").run()
     shared = (6 * 5 + 5) + (5 * 3 + 3)
     assert result.communication.level(2).bytes_up == 4 * 2 * 2 * 8 * shared
-    whole = run(rules="hfedavg", keep=None).run()
-    assert whole.communication.level(2).bytes_up == 4 * 2 * 2 * 8 * (shared + 4 * 5)
+    complete = run(rules="hfedavg", keep=None).run()
+    assert complete.communication.level(2).bytes_up == 4 * 2 * 2 * 8 * (shared + 4 * 5)
 
 
 def test_clients_are_evaluated_with_their_own() -> None:
     simulation = run(evaluate_levels=[0, 1, 2], test_partition=PARTS)
     result = simulation.run()
-    told = result.history[-1].nodes
+    nodes = result.history[-1].nodes
     inputs, targets = data()
     for part, name in zip(PARTS, result.tree.names[2], strict=True):
         model = result.model_of(name).eval()
         right = float((model(inputs[part]).argmax(dim=1) == targets[part]).double().mean())
-        assert told[name]["accuracy"] == pytest.approx(right), name
+        assert nodes[name]["accuracy"] == pytest.approx(right), name
     norms = [result.model_of(name).norm for name in result.tree.names[2]]
     expected = torch.stack([norm.running_mean for norm in norms]).mean(dim=0)
     assert torch.allclose(result.module.norm.running_mean, expected), "only to look at"
@@ -164,13 +164,13 @@ def test_clients_are_evaluated_with_their_own() -> None:
 def test_a_run_goes_on_to_the_same_bits(kind: type, more: dict[str, Any]) -> None:
     keep = "batch_norm" if kind is Normed else ["norm"]
     engine = "loop" if kind is Normed else "stacked"
-    whole = run(kind, keep=keep, engine=engine, **more)
+    uninterrupted = run(kind, keep=keep, engine=engine, **more)
     first = run(kind, keep=keep, engine=engine, **more)
     next(first)
     state = copy.deepcopy(first.state())
     second = run(kind, keep=keep, engine=engine, **more)
     second.restore(state)
-    one, other = whole.run(), second.run()
+    one, other = uninterrupted.run(), second.run()
     assert torch.equal(one.models[-1], other.models[-1]) and torch.equal(one.buffers[-1], other.buffers[-1])
 
 
@@ -220,7 +220,7 @@ def test_what_names_mean() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "keep", "told"),
+    ("kind", "keep", "message"),
     [
         (Normed, ["nrom"], "did you mean 'norm'"),
         (Grouped, "batch_norm", "Grouped has no batch norm"),
@@ -231,8 +231,8 @@ def test_what_names_mean() -> None:
         (Normed, ["num_batches_tracked"], "keep_at_home"),
     ],
 )
-def test_mistakes_are_one_line(kind: type, keep: Any, told: str) -> None:
-    with pytest.raises(InvalidInput, match=told) as problem:
+def test_mistakes_are_one_line(kind: type, keep: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message) as problem:
         run(kind, keep=keep)
     assert "\n" not in str(problem.value)
 

@@ -1,5 +1,5 @@
-"""What is refused, why, and what is not: masks among the buffers, huge updates, and rounds in which
-nothing is left."""
+"""Rejected updates and their reasons: values that are not finite, huge updates, and rounds without
+any valid update."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Statistic(nn.Module):
 @pytest.mark.parametrize("begins", [0.0, -torch.inf, torch.nan])
 @every_depth
 def test_a_statistic_that_is_not_finite_any_more_is_refused(depth: int, begins: float) -> None:
-    """One client sees infinity, which its model does not mind but its statistic shows."""
+    """One client has infinite inputs, which affect its running statistic but not its model."""
     broken = 3
     settings = {"model": lambda: Statistic(begins)}
     result = study("hfedavg", depth, scale={broken: torch.inf}, **settings).run()
@@ -141,11 +141,11 @@ def test_a_statistic_that_is_not_finite_any_more_is_refused(depth: int, begins: 
 
 
 def test_a_resumed_run_knows_its_masks() -> None:
-    whole = study(model=lambda: Attention(True)).run()
+    uninterrupted = study(model=lambda: Attention(True)).run()
     first, second = (study(model=lambda: Attention(True)) for _ in range(2))
     next(first)
     second.restore(first.state())
-    assert bits(second.run()) == bits(whole)
+    assert bits(second.run()) == bits(uninterrupted)
 
 
 # -- updates far larger than the others' -----------------------------------------------------------
@@ -158,16 +158,16 @@ def test_a_client_with_huge_data_counts_as_absent(method: Any, depth: int) -> No
     result = study(method, depth, scale={culprit: -1e38}, rounds=4).run()
     assert set(result.refused) == {result.tree.names[-1][culprit]}
     expected = study(method, depth, participation=without(culprit), rounds=4).run()
-    for mine, theirs in zip(result.models[:-1], expected.models[:-1], strict=True):
-        assert torch.equal(mine, theirs)
-    for mine, theirs in zip(result.corrections, expected.corrections, strict=True):
-        assert mine is None or torch.equal(mine, theirs)
+    for actual, right in zip(result.models[:-1], expected.models[:-1], strict=True):
+        assert torch.equal(actual, right)
+    for actual, right in zip(result.corrections, expected.corrections, strict=True):
+        assert actual is None or torch.equal(actual, right)
 
 
 @every_method
 @pytest.mark.parametrize("size", [1e30, -1e20, 1e12, 1e9])
 def test_nobody_else_is_named_whatever_the_size(method: Any, size: float) -> None:
-    """One that happens to be right has nothing to learn, and is not refused then."""
+    """The huge client is not rejected when it has nothing to learn."""
     result = study(method, scale={1: size}, rounds=6).run()
     assert set(result.refused) == {"0/1"}
     assert result.models[0].abs().max() < 100
@@ -177,7 +177,7 @@ def test_the_reason_is_told() -> None:
     result = study("hfedavg", 1, scale={1: -1e38, 2: torch.nan}, periods=[1]).run()
     assert result.refused == {"1": 3, "2": 3}
     assert result.too_large == {"1": 3}
-    assert [each.too_large for each in result.history] == [("1",)] * 3
+    assert [record.too_large for record in result.history] == [("1",)] * 3
     assert RoundResult.of(vars(result.history[0])) == result.history[0]
     assert result.history[0].drift["1"]["refused"] == 2
 
@@ -239,11 +239,11 @@ def test_the_limit_can_be_set_and_switched_off() -> None:
             study(update_limit=wrong)
 
 
-def test_only_rules_that_take_a_mean_are_limited_unless_asked_for() -> None:
-    given = [rules.average(), rules.median(), rules.mtgc()]
+def test_by_default_only_rules_with_a_mean_are_limited() -> None:
+    tree_rules = [rules.average(), rules.median(), rules.mtgc()]
     expected = {None: [DEFAULT_RATIO, None, DEFAULT_RATIO], 0: [None] * 3, 10: [10.0] * 3}
     for update_limit, ratios in expected.items():
-        assert [limits.ratio for limits in limits_by_level(given, update_limit, None)] == ratios
+        assert [limits.ratio for limits in limits_by_level(tree_rules, update_limit, None)] == ratios
 
 
 @every_engine
@@ -258,11 +258,11 @@ def test_the_median_of_the_others() -> None:
     for _ in range(50):
         parent = np.sort(random.integers(0, 4, size=9))
         values, present = random.integers(0, 5, size=9).astype(float), random.random(9) < 0.7
-        found = sibling_median(values, present, parent)
+        medians = sibling_median(values, present, parent)
         for node in range(9):
             others = sorted(values[present & (parent == parent[node]) & (np.arange(9) != node)])
             expected = others[(len(others) - 1) // 2] if others and present[node] else 0.0
-            assert found[node] == expected
+            assert medians[node] == expected
     assert sibling_median(np.ones(3), np.zeros(3, dtype=bool), np.zeros(3, dtype=int)).tolist() == [0, 0, 0]
 
 
@@ -275,7 +275,7 @@ def test_a_run_in_which_everything_is_refused_says_so_and_ends(depth: int, caplo
     seen = [next(sim) for _ in range(LOST_ROUNDS)]
     with pytest.raises(InvalidInput, match=f"round = {LOST_ROUNDS}: every update was refused") as problem:
         next(sim)
-    assert [each.renewed for each in seen] == [False] * LOST_ROUNDS
+    assert [record.renewed for record in seen] == [False] * LOST_ROUNDS
     assert "\n" not in str(problem.value) and "not finite" in str(problem.value)
     (line,) = caplog.messages
     assert line.startswith("round 1: every update was refused") and "not finite" in line
@@ -317,7 +317,7 @@ def test_a_healthy_client_now_and_then_keeps_a_run_alive() -> None:
 
     result = study("hfedavg", 1, scale={0: torch.nan}, participation=mostly_the_first, rounds=12).run()
     assert result.refused == {"0": 10}
-    assert [each.renewed for each in result.history] == [True, *[False] * 5] * 2
+    assert [record.renewed for record in result.history] == [True, *[False] * 5] * 2
 
 
 # -- many ------------------------------------------------------------------------------------------

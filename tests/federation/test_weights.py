@@ -102,12 +102,12 @@ def test_states_that_begin_late_outlive_a_resume(engine: str) -> None:
     def make(engine: str) -> Simulation:
         return study([remembering()] * 3, engine=engine, participation=[0.5] * 3)
 
-    whole, half, again, oracle = make(engine), make(engine), make(engine), make("loop")
+    uninterrupted, interrupted, resumed, oracle = make(engine), make(engine), make(engine), make("loop")
     for _ in range(7):
-        half.advance()
-    again.restore(copy.deepcopy(half.state()))
-    assert torch.equal(again.run().models[0], whole.run().models[0])
-    torch.testing.assert_close(whole.result().models[0], oracle.run().models[0], rtol=0, atol=1e-12)
+        interrupted.advance()
+    resumed.restore(copy.deepcopy(interrupted.state()))
+    assert torch.equal(resumed.run().models[0], uninterrupted.run().models[0])
+    torch.testing.assert_close(uninterrupted.result().models[0], oracle.run().models[0], rtol=0, atol=1e-12)
 
 
 # -- a learning rate of 0 --------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def test_a_warm_up_from_0_changes_nothing(method: Any) -> None:
 @every_engine
 @pytest.mark.parametrize("method", STILL, ids=str)
 def test_a_round_without_steps_keeps_corrections(method: Any, engine: str) -> None:
-    """Of rules whose parent does not step by itself."""
+    """For rules whose parent has no momentum of its own."""
     paused = study(method, engine=engine, batch=None, leaf=rates(0.05, 0.0, 0.03), rounds=3)
     assert_same_end(paused, study(method, engine=engine, batch=None, leaf=rates(0.05, 0.03), rounds=2))
 

@@ -55,7 +55,7 @@ def test_local_correction_costs_nothing() -> None:
     check(run("local_correction"), (E * T, E * T, E * T, E * T), (T, T, T, T))
 
 
-def test_group_correction_costs_what_the_group_s_correction_costs() -> None:
+def test_group_correction_costs_one_vector_per_global_round() -> None:
     result = run("group_correction")
     check(result, (E * T, E * T, E * T, E * T + T - 1), (T, T + 1, T, T + 1))
 
@@ -70,7 +70,7 @@ def test_a_restart_from_gradients_adds_one_exchange() -> None:
     check(result, clients, groups)
 
 
-def test_kept_corrections_need_the_group_s_model_at_every_meeting() -> None:
+def test_kept_corrections_need_the_group_s_model_at_every_sync() -> None:
     result = run({"name": "mtgc", "restart": "keep"})
     # E group models to correct with and the model from above to start from
     check(result, (E * T, E * T + T, E * T, E * T + T + T - 1), (T, T + 1, T, T + 1))
@@ -151,5 +151,5 @@ def test_buffers_are_counted() -> None:
 
 def test_the_account_grows_round_by_round() -> None:
     sim = LeastSquares(SHAPE).simulation([average(), mtgc()], periods=[E, H], rounds=3)
-    seen = [each.bytes_per_client for each in sim]
+    seen = [record.bytes_per_client for record in sim]
     assert seen == [SIZE * 2 * E * t for t in (1, 2, 3)]

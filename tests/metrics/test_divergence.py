@@ -55,10 +55,10 @@ def test_one_score_that_is_no_number_leaves_no_accuracy(wrong: float, row: int, 
 
 def test_a_score_of_minus_infinity_rules_a_class_out() -> None:
     outputs = torch.tensor([[1.0, -INF], [0.0, 1.0], [1.0, 0.0], [1.0, -INF]])
-    found = scored(outputs)
-    assert math.isfinite(found["loss"]) and found["accuracy"] == 0.75
+    metrics = scored(outputs)
+    assert math.isfinite(metrics["loss"]) and metrics["accuracy"] == 0.75
     outputs[1, 1] = -INF  # the right one
-    assert found["loss"] < INF == scored(outputs)["loss"]
+    assert metrics["loss"] < INF == scored(outputs)["loss"]
     assert math.isnan(scored(outputs)["accuracy"])
 
 
@@ -122,9 +122,9 @@ def test_a_run_that_diverges_says_so_and_reaches_nothing() -> None:
     result = fragile(0.2).run()
     died = result.diverged
     assert died is not None and 1 < died < 8
-    after = [each.metrics for each in result.history[died - 1 :]]
-    assert all(math.isnan(each["accuracy"]) and not math.isfinite(each["loss"]) for each in after)
-    best = max(each.metrics["accuracy"] for each in result.history[: died - 1])
+    after = [record.metrics for record in result.history[died - 1 :]]
+    assert all(math.isnan(metrics["accuracy"]) and not math.isfinite(metrics["loss"]) for metrics in after)
+    best = max(record.metrics["accuracy"] for record in result.history[: died - 1])
     assert len(fragile(0.2, stop_at=min(best + 1e-6, 1.0)).run().history) == 8
     assert fragile(0.01).run().diverged is None
     rare = fragile(0.2, evaluate_every=3).run().diverged
@@ -169,9 +169,9 @@ def test_the_record_and_the_listing_say_when(runs: Path, monkeypatch, capsys) ->
     assert f"{dead.path.name}: diverged at round {dead.diverged}" in table
     rows = [next(row for row in table.splitlines() if run.path.name in row) for run in (dead, alive)]
     assert [row.count("diverged") for row in rows] == [1, 0]
-    found = {run["name"]: run for run in json.loads("{" + listed)["runs"]}
-    assert found["dead"]["diverged"] == dead.diverged and math.isnan(found["dead"]["final"]["accuracy"])
-    assert found["alive"]["diverged"] is None and found["alive"]["final"]["accuracy"] > 0.3
+    listed_runs = {run["name"]: run for run in json.loads("{" + listed)["runs"]}
+    assert listed_runs["dead"]["diverged"] == dead.diverged and math.isnan(listed_runs["dead"]["final"]["accuracy"])
+    assert listed_runs["alive"]["diverged"] is None and listed_runs["alive"]["final"]["accuracy"] > 0.3
 
 
 def test_a_sweep_tells_how_many_diverged(runs: Path) -> None:
@@ -194,7 +194,7 @@ def test_the_report_marks_it_and_its_curve_ends(runs: Path, tmp_path: Path) -> N
     for name in ("accuracy, %", "loss"):
         assert table[name][0] == f"diverged at round {dead.diverged}" and "diverged" not in table[name][1]
     assert "diverged at round" in shown["settings"][0]["runs"][0]["notes"][0]
-    assert [run["diverged"] for each in shown["settings"] for run in each["runs"]] == [dead.diverged, None]
+    assert [run["diverged"] for setting in shown["settings"] for run in setting["runs"]] == [dead.diverged, None]
     json.dumps(shown, allow_nan=False)
     pytest.importorskip("matplotlib")
     drawn = figures(tmp_path, group_runs([dead]))
@@ -207,8 +207,8 @@ def test_a_mean_ends_where_its_first_run_died(runs: Path) -> None:
     mean = mean_curve([curve_of(dead), curve_of(alive)])
     assert mean.diverged == dead.diverged and mean.last("accuracy") is None
     config = dead.config | {"run": dead.config["run"] | {"seed": 1}}
-    found = group_runs([dead, replace(dead, id="another", config=config)])
-    accuracy = next(column for column in columns(found, select_metric(found)[0]) if column.title == "accuracy, %")
+    groups = group_runs([dead, replace(dead, id="another", config=config)])
+    accuracy = next(column for column in columns(groups, select_metric(groups)[0]) if column.title == "accuracy, %")
     assert accuracy.cells == [SummaryCell(f"2 of 2 diverged, the first at round {dead.diverged}")]
 
 
@@ -229,25 +229,25 @@ def test_reproduce_counts_a_dead_run_as_nothing(tmp_path: Path) -> None:
         last = {"mtgc": 0.9, "feddyn": 0.95}.get(case.line, 0.5)
         return [0.4] * (case.config.run.rounds // 2) + [last] * (case.config.run.rounds - case.config.run.rounds // 2)
 
-    found = results("fig3", history, scale="quick", seeds=2)
-    panel = found.panels[0]
+    figure = results("fig3", history, scale="quick", seeds=2)
+    panel = figure.panels[0]
     claims = {claim.id: claim for claim in MTGC.claims_of("fig3")}
-    assert claims["fig3_best"].judge(found, MTGC.label).status == "not held"
-    measured_line = found.measured[panel, "feddyn"]
+    assert claims["fig3_best"].judge(figure, MTGC.label).status == "not held"
+    measured_line = figure.measured[panel, "feddyn"]
     dead = [_died(curve, 3) for curve in measured_line.curves]
     for line in ("feddyn", "feddyn_released"):
-        for each in found.panels:
-            found.measured[each, line] = type(measured_line)(found.measured[each, line].case, tuple(dead))
-    verdict = claims["fig3_best"].judge(found, MTGC.label)
+        for subfigure in figure.panels:
+            figure.measured[subfigure, line] = type(measured_line)(figure.measured[subfigure, line].case, tuple(dead))
+    verdict = claims["fig3_best"].judge(figure, MTGC.label)
     assert verdict.status == "held"
-    assert "diverged" in claims["fig3_feddyn"].judge(found, MTGC.label).sentence
-    line = found.measured[panel, "feddyn"]
+    assert "diverged" in claims["fig3_feddyn"].judge(figure, MTGC.label).sentence
+    line = figure.measured[panel, "feddyn"]
     assert line.accuracy(line.last).text() == "diverged" and line.reach(0.9).beyond
     assert line.round_to_round_change(line.last) is None and line.best(line.last).mean == 0.4
     assert line.at_cost(line.curves[0].sent[-1]) == 0.0
-    rows = [row for row in describe(MTGC, found, 2)["rows"] if row["line"] == "feddyn"]
+    rows = [row for row in describe(MTGC, figure, 2)["rows"] if row["line"] == "feddyn"]
     assert all((row["diverged"], row["accuracy_text"]) == ("3, 3", "diverged") for row in rows)
-    assert b"diverged" in draw(found, tmp_path / "fig3")[1].read_bytes()
+    assert b"diverged" in draw(figure, tmp_path / "fig3")[1].read_bytes()
     one = type(line)(line.case, (dead[0], measured_line.curves[1]))
     assert one.accuracy(one.last).text(2).endswith("(1 of 2 diverged)")
 

@@ -20,7 +20,7 @@ LR, ROUNDS = 0.05, 3
 
 
 def away(level: int, round: int, node: int) -> bool:
-    """Who stays away: never the first child of a parent, so that nobody has no children there."""
+    """Whether a node is absent; never the first child, so that every parent has a child present."""
     return (level + 2 * round + node) % 3 == 0
 
 
@@ -63,15 +63,15 @@ class Transcription:
         total = sum(self.path_weight(parent) for parent in parents)
         value = 0.0
         for parent in parents:
-            mine = [node for node in square if node[:-1] == parent]
-            weight = sum(self.s.weight[node] for node in mine)
-            mean = sum(self.s.weight[node] / weight * square[node] for node in mine)
+            children = [node for node in square if node[:-1] == parent]
+            weight = sum(self.s.weight[node] for node in children)
+            mean = sum(self.s.weight[node] / weight * square[node] for node in children)
             value += self.path_weight(parent) / total * mean
         self.squares.setdefault((m, name), []).append(value)
 
     def note_parents(self, m: int, square: dict[Node, float]) -> None:
         total = sum(self.path_weight(node) for node in square)
-        value = sum(self.path_weight(node) / total * each for node, each in square.items())
+        value = sum(self.path_weight(node) / total * norm for node, norm in square.items())
         self.squares.setdefault((m, "progress"), []).append(value)
 
     def gradient(self, node: Node, x: np.ndarray) -> np.ndarray:
@@ -105,12 +105,12 @@ class Transcription:
         s = self.s
         drift, length, moved = {}, {}, {}
         for parent in self.nodes(m - 1):
-            mine = [child for child in s.children[parent] if child in self.there[m]]
-            if not mine:
+            present = [child for child in s.children[parent] if child in self.there[m]]
+            if not present:
                 continue
-            weight = sum(s.weight[child] for child in mine)
-            mean = sum(s.weight[child] / weight * at[child] for child in mine)
-            for child in mine:
+            weight = sum(s.weight[child] for child in present)
+            mean = sum(s.weight[child] / weight * at[child] for child in present)
+            for child in present:
                 drift[child] = float(np.sum((at[child] - mean) ** 2))
                 length[child] = float(np.sum(self.nu[child] ** 2))
                 if m in self.corrected and not relayed:
@@ -148,12 +148,12 @@ class Transcription:
                 for node in self.nodes(m):
                     self.nu[node] = 0 * s.x0
                     self.held[node[:-1]] = self.held[node[: top - 1]]
-        found: dict[str, dict[str, float]] = defaultdict(dict)
-        for (m, name), each in self.squares.items():
-            found[str(m)][name] = float(np.sqrt(np.mean(each)))
+        means: dict[str, dict[str, float]] = defaultdict(dict)
+        for (m, name), squares in self.squares.items():
+            means[str(m)][name] = float(np.sqrt(np.mean(squares)))
         for m, cosine in cosines.items():
-            found[str(m)]["cosine"] = cosine
-        return found
+            means[str(m)]["cosine"] = cosine
+        return means
 
 
 METHODS = {
@@ -189,10 +189,10 @@ def test_looking_changes_no_bit(method: str, engine: str) -> None:
         for diagnose in ("none", "drift", "ideal")
     ]
     for other in runs[1:]:
-        for mine, theirs in zip(runs[0].models, other.models, strict=True):
-            assert torch.equal(mine, theirs)
-    assert all(each.drift == {} for each in runs[0].history)
-    assert all("drift" in each.drift["2"] for each in runs[1].history)
+        for a, b in zip(runs[0].models, other.models, strict=True):
+            assert torch.equal(a, b)
+    assert all(record.drift == {} for record in runs[0].history)
+    assert all("drift" in record.drift["2"] for record in runs[1].history)
     assert "bias" not in runs[1].history[0].drift["2"]
 
 
@@ -208,10 +208,10 @@ def test_families_of_any_size_are_measured_alike() -> None:
 
 def test_large_models_are_looked_at_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = LeastSquares([2, 3, 1])
-    whole = [each.drift for each in problem.simulation("mtgc")]
+    at_once = [record.drift for record in problem.simulation("mtgc")]
     monkeypatch.setattr("stratafl.core.rows.BLOCK", 1)
-    blocks = [each.drift for each in problem.simulation("mtgc")]
-    for one, other in zip(whole, blocks, strict=True):
+    blocks = [record.drift for record in problem.simulation("mtgc")]
+    for one, other in zip(at_once, blocks, strict=True):
         for m in one:
             assert one[m] == pytest.approx(other[m], rel=1e-12)
 

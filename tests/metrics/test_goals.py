@@ -1,4 +1,4 @@
-"""Where a run may stop: at any value of any metric, and never in silence at none."""
+"""Targets at which a run stops: any value of any metric, with errors for all others."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ PARTS = [range(10 * client, 10 * client + 10) for client in range(4)]
 
 
 def regression(**settings: Any) -> Simulation:
-    made = {"periods": [1, 5], "rounds": 30, "leaf": 0.05, "test": (X, TRUE), "loss": "mse", **settings}
-    return simulate(lambda: nn.Linear(3, 1), (X, TRUE), PARTS, "2x2", "mtgc", **made)
+    options = {"periods": [1, 5], "rounds": 30, "leaf": 0.05, "test": (X, TRUE), "loss": "mse", **settings}
+    return simulate(lambda: nn.Linear(3, 1), (X, TRUE), PARTS, "2x2", "mtgc", **options)
 
 
 def classes(**settings: Any) -> Simulation:
-    made = {"periods": [1, 5], "rounds": 30, "leaf": 0.05, "test": (X, LABELS), **settings}
-    return simulate(lambda: nn.Linear(3, 2), (X, LABELS), PARTS, "2x2", "mtgc", **made)
+    options = {"periods": [1, 5], "rounds": 30, "leaf": 0.05, "test": (X, LABELS), **settings}
+    return simulate(lambda: nn.Linear(3, 2), (X, LABELS), PARTS, "2x2", "mtgc", **options)
 
 
 GIVEN = [
@@ -47,19 +47,19 @@ GIVEN = [
 ]
 
 
-@pytest.mark.parametrize(("given", "goals"), GIVEN, ids=[str(each[0]) for each in GIVEN])
-def test_how_a_goal_is_written(given: Any, goals: tuple[Goal, ...]) -> None:
-    assert parse_goals("stop_when", given) == goals
+@pytest.mark.parametrize(("goal", "goals"), GIVEN, ids=[str(case[0]) for case in GIVEN])
+def test_how_a_goal_is_written(goal: Any, goals: tuple[Goal, ...]) -> None:
+    assert parse_goals("stop_when", goal) == goals
 
 
 @pytest.mark.parametrize(
-    "given",
+    "goal",
     ["loss", "loss < 1", "<= 1", "= 1", "loss=", "loss == 1", "loss <= x", "loss <= nan", "nan", "2", "accuracy=2",
      "accuracy >= 75", {"accuracy": 75}, {}, {"loss": "x"}, [1], True, 2],
 )  # fmt: skip
-def test_what_is_no_goal_is_refused(given: Any) -> None:
+def test_what_is_no_goal_is_refused(goal: Any) -> None:
     with pytest.raises(InvalidInput, match="stop_when"):
-        parse_goals("stop_when", given)
+        parse_goals("stop_when", goal)
 
 
 def test_a_goal_knows_which_way_it_lies() -> None:
@@ -80,13 +80,13 @@ def test_a_number_alone_is_a_value_of_the_default_metric() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{"loss": 0.05}, "loss <= 0.05", "loss=0.05", {"loss": 0.05, "rmse": 10}, "rmse <= 0.2236068"]
+    "goal", [{"loss": 0.05}, "loss <= 0.05", "loss=0.05", {"loss": 0.05, "rmse": 10}, "rmse <= 0.2236068"]
 )
-def test_a_regression_stops_at_its_target(given: Any) -> None:
-    everything = [each.metrics["loss"] for each in regression().run().history]
+def test_a_regression_stops_at_its_target(goal: Any) -> None:
+    everything = [record.metrics["loss"] for record in regression().run().history]
     first = next(round for round, loss in enumerate(everything, 1) if loss <= 0.05)
     assert 1 < first < 30
-    assert len(regression(stop_when=given, metrics=["rmse"]).run().history) == first
+    assert len(regression(stop_when=goal, metrics=["rmse"]).run().history) == first
 
 
 def test_all_of_several_are_to_be_reached() -> None:
@@ -109,7 +109,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("make", "settings", "said"), REFUSED, ids=[each[2] for each in REFUSED])
+@pytest.mark.parametrize(("make", "settings", "said"), REFUSED, ids=[case[2] for case in REFUSED])
 def test_what_is_never_reached_is_refused(make: Any, settings: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
         make(**settings)
@@ -135,9 +135,9 @@ def test_a_config_stops_and_its_folder_says_which_way_is_better(tmp_path: Path) 
     values = [record["metrics"]["perplexity"] for record in run.rounds]
     assert 1 < len(values) < 40 and values[-1] <= 1.5 < min(values[:-1])
     assert run.better == {"loss": "lower", "accuracy": "higher", "f1": "higher", "perplexity": "lower"}
-    told = json.loads((run.path / "run.json").read_text())
-    del told["better"]
-    (run.path / "run.json").write_text(json.dumps(told))
+    described = json.loads((run.path / "run.json").read_text())
+    del described["better"]
+    (run.path / "run.json").write_text(json.dumps(described))
     assert read_run(run.path).better == {}, "a folder of an earlier version"
 
 

@@ -32,10 +32,10 @@ YES = (TRUE > 0).float()
 CLASSES = parse_loss(None)
 
 
-def measured(given: Any, outputs: Any, targets: Tensor, loss: Any = CLASSES, chunk: int = 64) -> dict[str, float]:
-    """Of a model that hands through what it is given, by its number."""
+def measured(metrics: Any, outputs: Any, targets: Tensor, loss: Any = CLASSES, chunk: int = 64) -> dict[str, float]:
+    """Metrics of a model that returns `outputs` by their numbers."""
     numbers = torch.arange(len(targets))
-    return evaluated(lambda each: outputs[each], parse_loss(loss), numbers, targets, chunk, parse_metrics(given))
+    return evaluated(lambda index: outputs[index], parse_loss(loss), numbers, targets, chunk, parse_metrics(metrics))
 
 
 SKLEARN = {
@@ -49,14 +49,14 @@ SKLEARN = {
 
 @pytest.mark.parametrize("chunk", [1, 64, 1000])
 def test_of_classes_as_scikit_learn_has_them(chunk: int) -> None:
-    found = measured(list(SKLEARN), SCORES, LABELS, chunk=chunk)
-    assert found.pop("loss") == pytest.approx(float(F.cross_entropy(SCORES, LABELS)), rel=1e-5)
-    assert found == pytest.approx(SKLEARN, rel=1e-9)
+    values = measured(list(SKLEARN), SCORES, LABELS, chunk=chunk)
+    assert values.pop("loss") == pytest.approx(float(F.cross_entropy(SCORES, LABELS)), rel=1e-5)
+    assert values == pytest.approx(SKLEARN, rel=1e-9)
 
 
 def test_of_values_as_scikit_learn_has_them() -> None:
-    found = measured(["mae", "mse", "rmse", "r2"], VALUES[:, None], TRUE, "mse")
-    assert found == pytest.approx(
+    metrics = measured(["mae", "mse", "rmse", "r2"], VALUES[:, None], TRUE, "mse")
+    assert metrics == pytest.approx(
         {
             "loss": sklearn.mean_squared_error(TRUE, VALUES),
             "mae": sklearn.mean_absolute_error(TRUE, VALUES),
@@ -71,19 +71,19 @@ def test_of_values_as_scikit_learn_has_them() -> None:
 def test_of_several_columns_of_values_as_scikit_learn_has_them() -> None:
     offset = torch.tensor([0.0, 100.0])
     true, values = TRUE.view(100, 2) + offset, VALUES.view(100, 2) + offset
-    found = measured(["r2"], values, true, "mse")
-    assert found["r2"] == pytest.approx(sklearn.r2_score(true, values), rel=1e-4)
-    assert found["r2"] < 0.9, "an offset explains nothing"
+    metrics = measured(["r2"], values, true, "mse")
+    assert metrics["r2"] == pytest.approx(sklearn.r2_score(true, values), rel=1e-4)
+    assert metrics["r2"] < 0.9, "an offset explains nothing"
 
 
 @pytest.mark.parametrize("column", [False, True])
-@pytest.mark.parametrize("whole", [False, True])
-def test_of_yes_and_no(column: bool, whole: bool) -> None:
-    """One score says yes where it is above zero; a single column is no class to choose from."""
-    targets = YES.long() if whole else YES
-    found = measured(["accuracy", "f1"], VALUES[:, None] if column else VALUES, targets, "bce_with_logits")
-    assert found["accuracy"] == pytest.approx(sklearn.accuracy_score(YES, VALUES > 0))
-    assert found["f1"] == pytest.approx(sklearn.f1_score(YES, VALUES > 0, average="macro"))
+@pytest.mark.parametrize("integers", [False, True])
+def test_binary_classes(column: bool, integers: bool) -> None:
+    """A single score above zero is the positive class, also in a column."""
+    targets = YES.long() if integers else YES
+    metrics = measured(["accuracy", "f1"], VALUES[:, None] if column else VALUES, targets, "bce_with_logits")
+    assert metrics["accuracy"] == pytest.approx(sklearn.accuracy_score(YES, VALUES > 0))
+    assert metrics["f1"] == pytest.approx(sklearn.f1_score(YES, VALUES > 0, average="macro"))
 
 
 def test_labels_that_the_loss_passes_over_are_not_asked_for() -> None:
@@ -91,9 +91,9 @@ def test_labels_that_the_loss_passes_over_are_not_asked_for() -> None:
     some[::3] = 4
     loss = {"name": "cross_entropy", "ignore_index": 4}
     kept = some != 4
-    found = measured(["f1", "accuracy"], SCORES, some, loss)
-    assert found["f1"] == pytest.approx(sklearn.f1_score(some[kept], SAID[kept], average="macro"))
-    assert found["accuracy"] == pytest.approx(sklearn.accuracy_score(some[kept], SAID[kept]))
+    metrics = measured(["f1", "accuracy"], SCORES, some, loss)
+    assert metrics["f1"] == pytest.approx(sklearn.f1_score(some[kept], SAID[kept], average="macro"))
+    assert metrics["accuracy"] == pytest.approx(sklearn.accuracy_score(some[kept], SAID[kept]))
 
 
 def test_of_sequences() -> None:
@@ -108,14 +108,18 @@ def test_torchmetrics_agree_and_remember_nothing() -> None:
         "top2": torchmetrics.classification.MulticlassAccuracy(6, top_k=2, average="micro"),
         "calibration": torchmetrics.classification.MulticlassCalibrationError(6),
     }
-    made = parse_metrics(objects)
-    assert {metric.name: metric.better for metric in made} == {"f1": "higher", "top2": "higher", "calibration": "lower"}
+    metrics = parse_metrics(objects)
+    assert {metric.name: metric.better for metric in metrics} == {
+        "f1": "higher",
+        "top2": "higher",
+        "calibration": "lower",
+    }
     once = measured(objects, SCORES, LABELS)
     assert measured(objects, SCORES, LABELS) == once, "nothing is left from the last time"
-    ours = measured(["f1", "top2"], SCORES, LABELS)
-    assert once["top2"] == pytest.approx(ours["top2"])
+    builtin = measured(["f1", "top2"], SCORES, LABELS)
+    assert once["top2"] == pytest.approx(builtin["top2"])
     # of the sixth class there is nothing, which torchmetrics leaves out as well
-    assert once["f1"] == pytest.approx(ours["f1"], rel=1e-6)
+    assert once["f1"] == pytest.approx(builtin["f1"], rel=1e-6)
     errors = measured({"mae": torchmetrics.MeanAbsoluteError()}, VALUES, TRUE, "mse")
     assert errors["mae"] == pytest.approx(measured(["mae"], VALUES, TRUE, "mse")["mae"], rel=1e-6)
 
@@ -125,39 +129,39 @@ def test_a_function_sees_everything_at_once_and_as_copies() -> None:
 
     def gap(outputs: Tensor, targets: Tensor) -> Tensor:
         calls.append((len(outputs), len(targets)))
-        found = outputs.max() - outputs.min()
+        difference = outputs.max() - outputs.min()
         outputs.zero_()
-        return found
+        return difference
 
-    found = measured({"gap": gap, "again": gap}, SCORES, LABELS, chunk=50)
-    assert found["gap"] == found["again"] == float(SCORES.max() - SCORES.min()) and calls == [(200, 200)] * 2
+    values = measured({"gap": gap, "again": gap}, SCORES, LABELS, chunk=50)
+    assert values["gap"] == values["again"] == float(SCORES.max() - SCORES.min()) and calls == [(200, 200)] * 2
 
 
 def test_which_way_is_better() -> None:
     def error(outputs: Tensor, targets: Tensor) -> float:
         return 0.0
 
-    given = {
+    metrics = {
         "f1": "f1", "mae": error, "mine": error, "low": {"fn": error, "better": "lower"},
         "up": {"name": "rmse", "better": "higher"}, "top": {"name": "topk", "k": 2},
     }  # fmt: skip
-    ways = metric_directions(parse_metrics(given), accuracy=False)
+    ways = metric_directions(parse_metrics(metrics), accuracy=False)
     assert ways == {
         "loss": "lower", "f1": "higher", "mae": "lower", "mine": "higher", "low": "lower", "up": "higher",
         "top": "higher",
     }  # fmt: skip
     assert list(metric_directions((), accuracy=True)) == ["loss", "accuracy"]
-    assert [each.name for each in parse_metrics(["f1", {"name": "topk", "k": 2}, error])] == ["f1", "top2", "error"]
+    assert [metric.name for metric in parse_metrics(["f1", {"name": "topk", "k": 2}, error])] == ["f1", "top2", "error"]
 
 
-@pytest.mark.parametrize("given", [["f1"], ["mae"], {"mine": lambda outputs, targets: 1.0}])
-def test_scores_that_are_no_numbers_have_no_metrics(given: Any) -> None:
-    outputs, targets, loss = (VALUES.clone(), TRUE, "mse") if given == ["mae"] else (SCORES.clone(), LABELS, None)
+@pytest.mark.parametrize("metrics", [["f1"], ["mae"], {"mine": lambda outputs, targets: 1.0}])
+def test_metrics_of_nan_scores_are_nan(metrics: Any) -> None:
+    outputs, targets, loss = (VALUES.clone(), TRUE, "mse") if metrics == ["mae"] else (SCORES.clone(), LABELS, None)
     outputs[3] = math.nan
-    found = measured(given, outputs, targets, lambda outputs, targets: torch.zeros(()))
-    (name,) = {*found} - {"loss", "accuracy"}
-    assert math.isnan(found[name]) and found["loss"] == 0
-    assert all(map(math.isnan, measured(given, outputs, targets, loss).values())), "nor with such a loss"
+    values = measured(metrics, outputs, targets, lambda outputs, targets: torch.zeros(()))
+    (name,) = {*values} - {"loss", "accuracy"}
+    assert math.isnan(values[name]) and values["loss"] == 0
+    assert all(map(math.isnan, measured(metrics, outputs, targets, loss).values())), "nor with such a loss"
 
 
 def test_a_value_that_is_not_finite_is_none() -> None:
@@ -166,11 +170,11 @@ def test_a_value_that_is_not_finite_is_none() -> None:
 
 
 def test_parts_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As ranks put them together: also where one has nothing to look at."""
+    """Sums of ranks, also if one rank has no samples."""
     chosen = parse_metrics(["f1", "top2", "perplexity"])
     cuts = (0, 70, 70, 200)
     parts = [
-        evaluate(lambda each: SCORES[each], CLASSES, torch.arange(a, b), LABELS[a:b], metrics=chosen)
+        evaluate(lambda index: SCORES[index], CLASSES, torch.arange(a, b), LABELS[a:b], metrics=chosen)
         for a, b in itertools.pairwise(cuts)
     ]
     sent = [EvaluationSums(*part) for part in parts]
@@ -195,10 +199,10 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("given", "said"), WRONG, ids=[str(each[0]) for each in WRONG])
-def test_what_is_wrong_is_said(given: Any, said: str) -> None:
-    with pytest.raises(InvalidInput, match=said):
-        parse_metrics(given)
+@pytest.mark.parametrize(("metrics", "message"), WRONG, ids=[str(case[0]) for case in WRONG])
+def test_what_is_wrong_is_said(metrics: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        parse_metrics(metrics)
 
 
 X = torch.randn(40, 5, generator=random)
@@ -207,8 +211,8 @@ Y = X[:, :3].argmax(dim=1)
 
 def run(**settings: Any) -> Simulation:
     parts = [range(10 * client, 10 * client + 10) for client in range(4)]
-    made = {"periods": [1, 3], "rounds": 2, "test": (X, Y), "model": lambda: nn.Linear(5, 3), **settings}
-    return simulate(made.pop("model"), (X, Y), parts, "2x2", "mtgc", **made)
+    options = {"periods": [1, 3], "rounds": 2, "test": (X, Y), "model": lambda: nn.Linear(5, 3), **settings}
+    return simulate(options.pop("model"), (X, Y), parts, "2x2", "mtgc", **options)
 
 
 def test_a_run_has_them_in_every_record() -> None:
@@ -233,10 +237,10 @@ TRIED = [
 ]
 
 
-@pytest.mark.parametrize(("given", "said"), TRIED, ids=[str(each[1]) for each in TRIED])
-def test_a_metric_is_tried_before_the_first_round(given: Any, said: str) -> None:
-    with pytest.raises(InvalidInput, match=said):
-        run(metrics=given)
+@pytest.mark.parametrize(("metrics", "message"), TRIED, ids=[str(case[1]) for case in TRIED])
+def test_a_metric_is_tried_before_the_first_round(metrics: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        run(metrics=metrics)
 
 
 @pytest.mark.parametrize("name", ["accuracy", "f1", "balanced_accuracy", "perplexity"])
@@ -251,7 +255,7 @@ def test_no_test_data_no_metrics() -> None:
         run(metrics=["f1"], test=None)
 
 
-def test_outputs_that_need_too_much_room_are_refused_for_functions_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_outputs_are_refused_for_functions_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stratafl.engine.validation.WHOLE", 40 * 3 * 4 - 1)
     with pytest.raises(InvalidInput, match="more than 1 GiB"):
         run(metrics={"mine": lambda outputs, targets: 1.0})
@@ -278,11 +282,11 @@ def test_a_config_names_them(tmp_path: Path) -> None:
             }
         },
     }  # fmt: skip
-    made = experiment(Config.of(config))
-    assert made.objective.better == {
+    sim = experiment(Config.of(config))
+    assert sim.objective.better == {
         "loss": "lower", "accuracy": "higher", "f1": "higher", "gap": "lower", "count": "higher",
     }  # fmt: skip
-    last = made.run().history[-1].metrics
+    last = sim.run().history[-1].metrics
     assert last["count"] == 16 and set(last) == {"loss", "accuracy", "f1", "gap", "count"}
     config["objective"] = {"metrics": ["f1", f"{path}:gap"]}
     again = experiment(Config.of(config)).run().history[-1].metrics

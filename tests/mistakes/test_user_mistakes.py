@@ -19,7 +19,7 @@ from stratafl import InvalidInput, Rule, UserCodeError, average, leaf
 from stratafl.core.client_update import Leaf, corrections
 from stratafl.core.optimizer import constant
 from stratafl.distributed.communicator import Communicator
-from stratafl.rules.checks import Called
+from stratafl.rules.checks import UserFunction
 from tests.deploy.trees import Deployed, simulation
 from tests.mistakes.own_code import INPUTS, TARGETS, complaint_of, run
 
@@ -245,7 +245,7 @@ class Both(Communicator):
 
 
 def test_what_one_rank_complains_of_is_a_complaint_of_all() -> None:
-    mine = Called("rule 'mine'", "merge", lambda *given: None).complaint("returned None")
+    mine = UserFunction("rule 'mine'", "merge", lambda *given: None).error("returned None")
 
     def fail(ranks: Communicator) -> None:
         with ranks.raise_together():

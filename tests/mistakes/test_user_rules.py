@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stratafl import Rule, average
 from stratafl.core.rule import Edge
-from stratafl.rules.checks import SIGNATURES, Called, guarded_rule, try_rule
+from stratafl.rules.checks import SIGNATURES, UserFunction, guarded_rule, try_rule
 from stratafl.rules.registry import entries
 from tests.mistakes.own_code import complaint_of, run
 
@@ -59,13 +59,13 @@ RULES: dict[str, tuple[Rule, dict[str, Any], str]] = {
         "merge raised TypeError:"),
     "a memory that is gone": (STATEFUL, {"merge": lambda memory, start, mean, share: ({}, mean["model"])},
         "merge returned a memory that is an empty dict, must have what it had: a dict of 'm'"),
-    "hidden state": (average(), {"merge": counting}, "merge gives something else when it is called again"),
+    "hidden state": (average(), {"merge": counting}, "merge returns something else when it is called again"),
     "random numbers": (average(), {"merge": lambda m, s, mean, share: (m, mean["model"] + torch.randn(s.shape))},
-        "merge gives something else when it is called again"),
+        "merge returns something else when it is called again"),
     "not finite": (average(), {"merge": lambda memory, start, mean, share: (memory, mean["model"] / (share - share))},
-        "merge gives numbers that are not finite for such as are"),
+        "merge returns numbers that are not finite for finite arguments"),
     "the mean over nodes": (average(), {"merge": lambda m, s, mean, share: (m, mean["model"].mean(0).expand_as(s))},
-        "merge gives a node something else when it is called with its row alone"),
+        "merge returns something else for a node when it is called with that node's row alone"),
     "no message": (average(), {"up": lambda state, x, edge: state},
         "up returned an empty dict, must be a tuple of two"),
     "a message without a model": (average(), {"up": lambda state, x, edge: (state, {"delta": x})},
@@ -134,7 +134,7 @@ def test_a_sound_rule_of_ones_own_passes_and_changes_no_bit(depth: int) -> None:
         )
 
     mine = run(own(), depth=depth)
-    assert any(isinstance(each, Called) for each in mine.federation.rules[-1])
+    assert any(isinstance(each, UserFunction) for each in mine.federation.rules[-1])
     method = {1: "mtgc", 2: "local_correction", 3: "local_correction"}[depth]
     assert torch.equal(mine.run().models[0], run(method, depth=depth).run().models[0])
 
@@ -149,14 +149,14 @@ def test_relay_is_tried_only_where_models_come_from_above() -> None:
 def test_every_registered_rule_passes_the_trial_of_users_rules(entry) -> None:
     made = entry.make()
     functions = {name: getattr(made, name) for name in SIGNATURES}
-    watched = made._replace(**{name: Called(entry.name, name, each) for name, each in functions.items() if each})
+    watched = made._replace(**{name: UserFunction(entry.name, name, each) for name, each in functions.items() if each})
     try_rule(watched, torch.linspace(-2, 2, 12))
     try_rule(watched, torch.linspace(-2, 2, 12, dtype=torch.float64), relays=False)
 
 
 def test_the_packages_own_functions_are_called_as_they_are() -> None:
     own = [entry for entry in entries() if entry.make.__module__.startswith("stratafl.")]
-    assert len(own) > 8 and not any(isinstance(each, Called) for entry in own for each in entry.rule())
+    assert len(own) > 8 and not any(isinstance(each, UserFunction) for entry in own for each in entry.rule())
     once = guarded_rule("a", STATEFUL)
-    assert isinstance(once.init, Called) and not isinstance(once.merge, Called)
+    assert isinstance(once.init, UserFunction) and not isinstance(once.merge, UserFunction)
     assert {*SIGNATURES, "measures", "counts_late"} == set(Rule._fields)

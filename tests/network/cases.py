@@ -78,7 +78,7 @@ def random_case(seed: int) -> Case:
     choices = (None, 0.5, 1, 2)
     workload = Workload(
         tree=tree,
-        schedule=Schedule.of([int(each) for each in draw.integers(1, 4, tree.depth)], tree.depth),
+        schedule=Schedule.of([int(period) for period in draw.integers(1, 4, tree.depth)], tree.depth),
         participation=tuple(choices[int(draw.integers(4))] for _ in range(tree.depth)),
         seed=int(draw.integers(1000)),
         sizes=message_sizes(rules, 10_000, 8),
@@ -133,7 +133,9 @@ def script(case: Case, block: RoundBlock, row: int, repeated: int) -> Script:
         for level in range(depth, stage.end - 1, -1):
             up[level, begun[level] - 1] = stage.uploads[level].bytes_RN[row]
     wait = {
-        level: (each.deadline, each.first) for level, each in enumerate(case.workload.wait, 1) if not each.waits_for_all
+        level: (policy.deadline, policy.first)
+        for level, policy in enumerate(case.workload.wait, 1)
+        if not policy.waits_for_all
     }
     return Script(tree, rounds, active, down, up, _links(instance), jitter, _parents(instance), compute, away, wait)
 
@@ -156,7 +158,9 @@ def _parents(instance: NetworkInstance) -> dict[tuple[int, int], Parent]:
 
 def _computing(case: Case, steps_N: np.ndarray, counter: int) -> list[float]:
     devices, at = case.instance.devices, np.array([counter])
-    pause, slow = (each.sample_per_round(case.workload.seed, at)[0] for each in (devices.pause, devices.slowdown))
+    pause, slow = (
+        distribution.sample_per_round(case.workload.seed, at)[0] for distribution in (devices.pause, devices.slowdown)
+    )
     chance = devices.chances[1].sample_per_round(case.workload.seed, at)[0]
     seconds = []
     for leaf in range(case.workload.tree.leaves):

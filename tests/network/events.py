@@ -124,8 +124,8 @@ class World:
     def __init__(self, script: Script):
         self.script, self.env = script, simpy.Environment()
         self.came: dict[tuple[int, int], set[int]] = {}
-        self.up = {key: Pipe(self.env, each.pipe_up) for key, each in script.parent.items()}
-        self.down = {key: Pipe(self.env, each.pipe_down) for key, each in script.parent.items()}
+        self.up = {key: Pipe(self.env, node.pipe_up) for key, node in script.parent.items()}
+        self.down = {key: Pipe(self.env, node.pipe_down) for key, node in script.parent.items()}
 
     def seconds(self) -> float:
         finish = self.env.process(self.meet(0, 0, 0, 1))
@@ -133,7 +133,7 @@ class World:
         return float(self.env.now)
 
     def children(self, level: int, node: int) -> list[int]:
-        return [int(each) for each in np.flatnonzero(self.script.tree.parents[level + 1] == node)]
+        return [int(child) for child in np.flatnonzero(self.script.tree.parents[level + 1] == node)]
 
     def meet(self, level: int, node: int, first: int, times: int):
         """Hold a number of a parent's rounds, from round `first` of its children's level."""
@@ -176,7 +176,7 @@ class World:
             raise
 
     def deliver(self, level: int, node: int, parent: int, round: int):
-        (count, size), link = (each[node] for each in self.script.down[level, round]), self.script.link[level, node]
+        (count, size), link = (values[node] for values in self.script.down[level, round]), self.script.link[level, node]
         yield self.env.timeout(self.script.away.get((node, round), 0.0) if level == self.script.tree.depth else 0.0)
         if count:
             yield self.env.timeout(count * link.overhead_s)

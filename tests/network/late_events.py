@@ -77,21 +77,21 @@ class LateWorld:
 
     def run(self, rounds: int) -> list[tuple[float, np.ndarray]]:
         """Time and root model at the end of each global round."""
-        found: list[tuple[float, np.ndarray]] = []
+        results: list[tuple[float, np.ndarray]] = []
 
         def root():
             model = self.problem.x0
             for _ in range(rounds):
                 model, _ = yield from self.meeting(0, 0, model, np.zeros_like(model), is_last=False)
-                found.append((self.env.now, model))
+                results.append((self.env.now, model))
 
         self.env.run(self.env.process(root()))
-        return found
+        return results
 
     def below(self, level: int, node: int) -> list[int]:
-        return [int(each) for each in np.flatnonzero(self.tree.parents[level + 1] == node)]
+        return [int(child) for child in np.flatnonzero(self.tree.parents[level + 1] == node)]
 
-    def meeting(self, level: int, node: int, model: np.ndarray, known: np.ndarray, is_last: bool):
+    def meeting(self, level: int, node: int, model: np.ndarray, version: np.ndarray, is_last: bool):
         """Hold a round: start free children, wait, aggregate; returns the new model and the sum of
         the learning rates by which it moved.
 
@@ -100,10 +100,10 @@ class LateWorld:
         """
         parent, below = self.parents[level, node], self.below(level, node)
         for child in below:
-            each = self.children[level + 1, child]
-            if not each.is_busy:
-                each.is_busy, each.start, each.since, each.used = True, model, parent.meetings, each.z.copy()
-                self.env.process(self.visit(level + 1, child, node, model, known + each.used))
+            state = self.children[level + 1, child]
+            if not state.is_busy:
+                state.is_busy, state.start, state.since, state.used = True, model, parent.meetings, state.z.copy()
+                self.env.process(self.visit(level + 1, child, node, model, version + state.used))
         enough = self.buffers[level]
         enough = len(below) if enough is None else min(enough, len(below))
         while len(parent.arrivals) < enough:
@@ -114,20 +114,20 @@ class LateWorld:
         states = [self.children[level + 1, child] for child in came]
         weights = np.array([self.tree.weights[level + 1][child] for child in came])
         weights = weights / weights.sum()
-        ages = np.array([parent.meetings - each.since for each in states])
+        ages = np.array([parent.meetings - state.since for state in states])
         counts = (1.0 + ages) ** -self.staleness
-        moves = [each.model - each.start for each in states]
+        moves = [state.model - state.start for state in states]
         merged = model + sum(w * c * move for w, c, move in zip(weights, counts, moves, strict=True))
         if self.corrects and not (is_last and self.restart == "zero"):
             # as if each had used the correction that it has, at the siblings' mean rate
-            rate = sum(w * each.rate for w, each in zip(weights, states, strict=True))
-            moves = [move + rate * (each.used - each.z) for move, each in zip(moves, states, strict=True)]
+            rate = sum(w * state.rate for w, state in zip(weights, states, strict=True))
+            moves = [move + rate * (state.used - state.z) for move, state in zip(moves, states, strict=True)]
             mean = sum(w * move for w, move in zip(weights, moves, strict=True))
-            for each, move in zip(states, moves, strict=True):
-                each.z = each.z + (move - mean) / rate
-        moved = sum(w * c * each.rate for w, c, each in zip(weights, counts, states, strict=True))
-        for each in states:
-            each.is_busy = False
+            for state, move in zip(states, moves, strict=True):
+                state.z = state.z + (move - mean) / rate
+        moved = sum(w * c * state.rate for w, c, state in zip(weights, counts, states, strict=True))
+        for state in states:
+            state.is_busy = False
         parent.meetings += 1
         if self.restart == "zero" and not is_last:
             self.forget(level, node)
@@ -138,25 +138,25 @@ class LateWorld:
         work."""
         for child in self.below(level, node) if level + 1 < self.tree.depth else ():
             if not self.children[level + 1, child].is_busy:
-                for each in self.below(level + 1, child):
-                    self.children[level + 2, each].z = np.zeros_like(self.problem.x0)
+                for child_number in self.below(level + 1, child):
+                    self.children[level + 2, child_number].z = np.zeros_like(self.problem.x0)
                 self.forget(level + 1, child)
 
-    def visit(self, level: int, node: int, parent: int, model: np.ndarray, known: np.ndarray):
-        each = self.children[level, node]
+    def visit(self, level: int, node: int, parent: int, model: np.ndarray, version: np.ndarray):
+        state = self.children[level, node]
         yield self.env.timeout(self.delay(level, node))
         if level == self.tree.depth:
             yield self.env.timeout(self.seconds(node))
             for _ in range(self.periods[-1]):
-                model = model - self.lr * (self.problem.gradient(node, model) + known)
-            each.model, each.rate = model, self.periods[-1] * self.lr
+                model = model - self.lr * (self.problem.gradient(node, model) + version)
+            state.model, state.rate = model, self.periods[-1] * self.lr
         else:
             rate = 0.0
             for number in range(self.periods[level - 1]):
                 is_last = number == self.periods[level - 1] - 1
-                model, moved = yield from self.meeting(level, node, model, known, is_last)
+                model, moved = yield from self.meeting(level, node, model, version, is_last)
                 rate += moved
-            each.model, each.rate = model, rate
+            state.model, state.rate = model, rate
         yield self.pipes[level - 1, parent].send(self.size(level), self.link)
         yield self.env.timeout(self.delay(level, node))
         above = self.parents[level - 1, parent]

@@ -11,7 +11,7 @@ from stratafl.base.topology import Tree
 from stratafl.core.schedule import Schedule
 from stratafl.cost.costs import RunCosts, costs
 from stratafl.network.instance import instantiate_network
-from stratafl.network.links import transfer_end_times
+from stratafl.network.links import Transfers, transfer_end_times
 from stratafl.network.messages import message_sizes
 from stratafl.network.replay import Workload, trace_round
 from stratafl.network.specification import Network
@@ -25,7 +25,7 @@ MBIT = {"up_mbit_s": 8, "down_mbit_s": 16}
 """Rates at which a model of one megabyte takes a second up and half a second down."""
 
 
-def make_workload(shape: Any, periods: list[int], method: Any = "hfedavg", rounds: int = 2, **given: Any) -> Workload:
+def make_workload(shape: Any, periods: list[int], method: Any = "hfedavg", rounds: int = 2, **options: Any) -> Workload:
     tree = Tree.of(shape)
     usual: dict[str, Any] = {
         "participation": (None,) * tree.depth,
@@ -35,7 +35,7 @@ def make_workload(shape: Any, periods: list[int], method: Any = "hfedavg", round
     }
     sizes = message_sizes(rules_for(method, tree.depth), PARAMETERS, 0)
     return Workload(
-        tree=tree, schedule=Schedule.of(periods, tree.depth), sizes=sizes, rounds=rounds, **{**usual, **given}
+        tree=tree, schedule=Schedule.of(periods, tree.depth), sizes=sizes, rounds=rounds, **{**usual, **options}
     )
 
 
@@ -46,8 +46,8 @@ def spent(workload: Workload, *tiers: dict[str, Any], leaf: dict[str, Any] | Non
 
 def test_a_star_without_a_pipe() -> None:
     result = spent(make_workload("3", [5]), {**MBIT, "latency_s": 0.01, "overhead_s": 0.002, "merge_s": 0.3})
-    each = (0.002 + 0.5 + 0.01) + 5 * 0.1 + (0.002 + 1 + 0.01) + 0.3
-    np.testing.assert_allclose(result.seconds_R, [each, each], rtol=1e-12)
+    seconds = (0.002 + 0.5 + 0.01) + 5 * 0.1 + (0.002 + 1 + 0.01) + 0.3
+    np.testing.assert_allclose(result.seconds_R, [seconds, seconds], rtol=1e-12)
     assert result.parts["compute", 1] == pytest.approx([0.5, 0.5])
     assert result.bytes[0] == pytest.approx([6 * MB, 6 * MB])
 
@@ -66,16 +66,16 @@ def test_children_share_a_pipe_fairly() -> None:
 
 def test_what_one_link_cannot_take_is_the_others() -> None:
     """A pipe of 10 with links of 2, 9 and 9: they get 2, 4 and 4; when the first is alone, 2."""
-    ends = transfer_end_times(np.zeros((1, 3)), np.array([[8.0, 4.0, 4.0]]), np.array([[2.0, 9.0, 9.0]]),
-                              np.array([10.0]), np.ones((1, 3), dtype=bool))  # fmt: skip
-    np.testing.assert_allclose(ends, [[4, 1, 1]])
+    transfers = Transfers(np.zeros((1, 3)), np.array([[8.0, 4.0, 4.0]]), np.array([[2.0, 9.0, 9.0]]),
+                          np.array([10.0]), np.ones((1, 3), dtype=bool))  # fmt: skip
+    np.testing.assert_allclose(transfer_end_times(transfers), [[4, 1, 1]])
 
 
 def test_a_later_transfer_takes_its_part_from_when_it_begins() -> None:
     """10 bytes alone at 10 per second for half a second, then two at 5 each."""
-    ends = transfer_end_times(np.array([[0.0, 0.5]]), np.array([[10.0, 10.0]]), np.array([[10.0, 10.0]]),
-                              np.array([10.0]), np.ones((1, 2), dtype=bool))  # fmt: skip
-    np.testing.assert_allclose(ends, [[1.5, 2.0]])
+    transfers = Transfers(np.array([[0.0, 0.5]]), np.array([[10.0, 10.0]]), np.array([[10.0, 10.0]]),
+                          np.array([10.0]), np.ones((1, 2), dtype=bool))  # fmt: skip
+    np.testing.assert_allclose(transfer_end_times(transfers), [[1.5, 2.0]])
 
 
 def test_a_parent_waits_for_the_slowest() -> None:
@@ -87,7 +87,9 @@ def test_a_parent_waits_for_the_slowest() -> None:
 
 def test_corrections_from_gradients_are_an_exchange_of_their_own() -> None:
     """Models down, one step for a gradient, gradients up, the mean down, then the round itself."""
-    zero, gradient = (make_workload("2", [5], {"name": "mtgc", "restart": each}, 1) for each in ("zero", "gradient"))
+    zero, gradient = (
+        make_workload("2", [5], {"name": "mtgc", "restart": restart}, 1) for restart in ("zero", "gradient")
+    )
     more = spent(gradient, MBIT).seconds_R - spent(zero, MBIT).seconds_R
     np.testing.assert_allclose(more, 0.1 + 1 + 0.5)
 
@@ -124,13 +126,13 @@ def test_what_a_leaf_does_fills_the_round_without_gaps() -> None:
     trace_round(workload, 0, NetworkTimeline(instance), observed.append)
     seconds = costs(workload, instance).seconds_R[0]
     for node in range(3):
-        activities = [each for each in observed if each.kind != "merge" and each.active_RN[0, node]]
-        intervals = sorted((each.begin_RN[0, node], each.end_RN[0, node]) for each in activities)
+        activities = [activity for activity in observed if activity.kind != "merge" and activity.active_RN[0, node]]
+        intervals = sorted((activity.begin_RN[0, node], activity.end_RN[0, node]) for activity in activities)
         np.testing.assert_allclose(
             [end for _, end in intervals], [begin for begin, _ in intervals[1:]] + [seconds - 0.3]
         )
         assert intervals[0][0] == 0
-    away = [each for each in observed if each.kind == "away"]
+    away = [activity for activity in observed if activity.kind == "away"]
     assert 0 < away[0].active_RN.sum() < 3 and away[1].active_RN.all()
 
 
@@ -141,7 +143,7 @@ def test_a_device_that_says_how_fast_it_computes() -> None:
     assert instance.devices.step_s_N == pytest.approx([0.5, 0.5])
 
 
-def test_a_tree_deeper_than_the_tiers_repeats_the_last_and_a_star_may_have_its_own() -> None:
+def test_deeper_trees_repeat_the_last_tier() -> None:
     network = Network.of({"tier": [MBIT, {"up_mbit_s": 1}], "leaf": {"step_s": 1}, "direct": {"up_mbit_s": 3}})
 
     def speeds(depth: int) -> list[float]:
@@ -163,7 +165,7 @@ def test_draws_are_the_runs_own_and_the_same_in_any_order() -> None:
 @pytest.mark.parametrize(
     "wait", [WAIT_FOR_ALL, WaitPolicy(first=1), WaitPolicy(first=2, late="counts")], ids=["all", "first", "buffer"]
 )
-def test_the_largest_and_the_smallest_quantities_still_give_numbers(wait: WaitPolicy) -> None:
+def test_extreme_quantities_have_finite_results(wait: WaitPolicy) -> None:
     most = {"latency_s": 1e60, "jitter_s": 1e60, "overhead_s": 1e60, "overhead_bytes": 1e60, "merge_s": 1e60,
             "up_watts": 1e60, "down_watts": 1e60, "merge_watts": 1e60, "money_per_gb_up": 1e60,
             "parent_money_per_hour": 1e60}  # fmt: skip

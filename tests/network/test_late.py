@@ -38,7 +38,7 @@ RULES: dict[str, Any] = {
 
 
 def waits(buffers: list[int | None], staleness: float) -> list[Any]:
-    return ["all" if each is None else {"buffer": each, "staleness": staleness} for each in buffers]
+    return ["all" if buffer is None else {"buffer": buffer, "staleness": staleness} for buffer in buffers]
 
 
 def simulated(problem: LeastSquares, rules: Any, wait: Any, network: Any = HEAVY, **settings: Any) -> Simulation:
@@ -68,7 +68,7 @@ CASES: list[tuple[Any, list[int], list[int | None]]] = [
 def test_time_and_learning_are_those_of_an_event_simulation(method: str, case: int, pipe: float | None) -> None:
     shape, periods, buffers = CASES[case]
     if method != "average":
-        buffers = [2 if each == 1 else each for each in buffers]
+        buffers = [2 if buffer == 1 else buffer for buffer in buffers]
     problem = LeastSquares(shape, weights=random_weights(shape, seed=case), seed=case)
     tier = HEAVY["tier"][0] | ({} if pipe is None else {"pipe_up_mbit_s": pipe})
     rules = place(RULES[method], problem.tree.depth)
@@ -101,7 +101,7 @@ def test_time_and_learning_are_those_of_an_event_simulation(method: str, case: i
 
 
 @pytest.mark.parametrize("policy", [{"deadline": 0.2, "late": "counts"}, {"first": 0.5, "late": "counts"}])
-def test_of_those_at_work_a_share_is_taken_or_who_comes_by_a_deadline(policy: dict[str, Any]) -> None:
+def test_late_work_counts_with_a_share_or_a_deadline(policy: dict[str, Any]) -> None:
     """Expected times on a star whose links take no time and whose children compute for fixed
     times."""
     problem, network = LeastSquares(4, seed=1), {"tier": [{"up_mbit_s": 1e12}], "leaf": {"step_s": 1.0}}
@@ -151,17 +151,19 @@ def test_a_buffer_of_everybody_is_the_synchronous_run(name: str, shape: Any, par
     simulations = [
         simulated(problem, place(RULES[name], depth), wait, **settings) for wait in ([NEVER] * depth, ["all"] * depth)
     ]
-    buffered, synchronous = (each.run(progress=False) for each in simulations)
-    assert [each.tolist() for each in buffered.models] == [each.tolist() for each in synchronous.models]
-    one, other = ([{**asdict(each), "seconds": None} for each in result.history] for result in (buffered, synchronous))
+    buffered, synchronous = (sim.run(progress=False) for sim in simulations)
+    assert [rows.tolist() for rows in buffered.models] == [rows.tolist() for rows in synchronous.models]
+    one, other = (
+        [{**asdict(record), "seconds": None} for record in result.history] for result in (buffered, synchronous)
+    )
     for record, other_record in zip(one, other, strict=True):
         assert record.pop("clock_total") == pytest.approx(other_record.pop("clock_total"))
         assert record.pop("clock_seconds") == pytest.approx(other_record.pop("clock_seconds"))
     assert one == other
     states = [
         {key: rows.tolist() for key, rows in level.state.items()}
-        for each in simulations
-        for level in each.federation.levels
+        for sim in simulations
+        for level in sim.federation.levels
     ]
     assert states[: depth + 1] == states[depth + 1 :]
 
@@ -180,7 +182,7 @@ def test_those_at_work_are_as_many_as_take_part() -> None:
         # one of three was merged, and so one begins
         assert level.pending.mask_N.reshape(2, 6).sum(axis=1).tolist() == [2, 2]
     assert began[0].sum(axis=1).tolist() == [3, 3]
-    assert all(each.sum(axis=1).tolist() == [1, 1] for each in began[1:])
+    assert all(mask.sum(axis=1).tolist() == [1, 1] for mask in began[1:])
     assert (np.sum(began, axis=0) > 0).all(), "everybody has a turn"
 
 
@@ -215,7 +217,7 @@ def test_corrections_lead_to_the_optimum_of_the_synchronous_run(name: str, rules
 
 
 @pytest.mark.slow
-def test_corrections_that_begin_anew_lead_closer_the_longer_they_last() -> None:
+def test_longer_global_rounds_get_closer_with_reset_corrections() -> None:
     shape, wait = OFTEN["clients"]
     problem = LeastSquares(shape, seed=5)
     best, distances = problem.minimiser(), []
@@ -248,7 +250,7 @@ def test_what_siblings_learn_adds_up_to_zero(name: str, restart: str) -> None:
 # -- rules that say whether they can ---------------------------------------------------------------
 
 
-def test_every_registered_rule_trains_or_is_refused_with_the_reason() -> None:
+def test_every_rule_trains_or_is_refused_with_the_reason() -> None:
     problem, refused = LeastSquares("3x3", seed=7), set()
     for entry in entries():
         rules = [entry.rule()] * 2

@@ -3,25 +3,13 @@ remain."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stratafl.network import links
-from stratafl.network.links import remaining_bytes, transfer_end_times
-
-
-class Transfers(NamedTuple):
-    """Transfers over shared links, as `transfer_end_times` takes them."""
-
-    start_GK: np.ndarray
-    bytes_GK: np.ndarray
-    rate_GK: np.ndarray
-    capacity_G: np.ndarray
-    is_sent_GK: np.ndarray
+from stratafl.network.links import Transfers, remaining_bytes, transfer_end_times
 
 
 @st.composite
@@ -74,7 +62,7 @@ def by_events(start: np.ndarray, size: np.ndarray, link: np.ndarray, pipe: float
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(transfers())
 def test_transfers_end_as_they_do_one_event_at_a_time(case: Transfers) -> None:
-    ends_GK = transfer_end_times(*case)
+    ends_GK = transfer_end_times(case)
     for row in range(len(case.capacity_G)):
         is_sent_K = case.is_sent_GK[row]
         np.testing.assert_allclose(
@@ -85,9 +73,9 @@ def test_transfers_end_as_they_do_one_event_at_a_time(case: Transfers) -> None:
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(transfers(), st.floats(min_value=-0.1, max_value=1.2))
 def test_what_is_left_ends_when_all_of_it_would_have(case: Transfers, share: float) -> None:
-    ends_GK = transfer_end_times(*case)
+    ends_GK = transfer_end_times(case)
     at_G = share * np.where(case.is_sent_GK, ends_GK, 0.0).max(axis=1)
-    remaining_GK = remaining_bytes(*case, at_G)
+    remaining_GK = remaining_bytes(case, at_G)
     at_G1, is_sent_GK = at_G[:, None], case.is_sent_GK
     assert (
         (remaining_GK[~is_sent_GK] == 0).all() and (remaining_GK >= 0).all() and (remaining_GK <= case.bytes_GK).all()
@@ -97,7 +85,7 @@ def test_what_is_left_ends_when_all_of_it_would_have(case: Transfers, share: flo
     over_GK = is_sent_GK & (remaining_GK == 0)
     assert (ends_GK <= np.maximum(at_G1, case.start_GK) + 1e-9)[over_GK].all()
     begin_GK, again_GK = np.maximum(case.start_GK, at_G1), is_sent_GK & ~over_GK
-    again = transfer_end_times(begin_GK, remaining_GK, case.rate_GK, case.capacity_G, again_GK)
+    again = transfer_end_times(Transfers(begin_GK, remaining_GK, case.rate_GK, case.capacity_G, again_GK))
     np.testing.assert_allclose(again[again_GK], ends_GK[again_GK], rtol=1e-9, atol=1e-9)
 
 
@@ -116,10 +104,11 @@ def test_what_is_left_ends_when_all_of_it_would_have(case: Transfers, share: flo
 )
 def test_bytes_left(pipe: float, at: float, expected: list[float]) -> None:
     """10 bytes each over links of 10, the second half a second after the first."""
-    given = np.array([[0.0, 0.5]]), np.full((1, 2), 10.0), np.full((1, 2), 10.0), np.array([pipe])
-    is_sent_GK = np.ones((1, 2), dtype=bool)
-    np.testing.assert_allclose(remaining_bytes(*given, is_sent_GK, np.array([at])), [expected], atol=1e-12)
-    np.testing.assert_allclose(remaining_bytes(*given, is_sent_GK & [True, False], np.array([at]))[0, 1], 0)
+    size_GK, is_sent_GK = np.full((1, 2), 10.0), np.ones((1, 2), dtype=bool)
+    both = Transfers(np.array([[0.0, 0.5]]), size_GK, size_GK, np.array([pipe]), is_sent_GK)
+    np.testing.assert_allclose(remaining_bytes(both, np.array([at])), [expected], atol=1e-12)
+    one = both._replace(is_sent_GK=is_sent_GK & [True, False])
+    np.testing.assert_allclose(remaining_bytes(one, np.array([at]))[0, 1], 0)
 
 
 def test_a_pipe_is_the_same_beside_any_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,11 +121,11 @@ def test_a_pipe_is_the_same_beside_any_others(monkeypatch: pytest.MonkeyPatch) -
         capacity_G=draw.uniform(1, 10, shape[0]),
         is_sent_GK=draw.random(shape) < 0.8,
     )
-    ends_GK, remaining_GK = transfer_end_times(*case), remaining_bytes(*case, np.full(shape[0], 4.0))
+    ends_GK, remaining_GK = transfer_end_times(case), remaining_bytes(case, np.full(shape[0], 4.0))
     for block in (1, 20, 100):
         monkeypatch.setattr(links, "BLOCK", block)
-        assert (transfer_end_times(*case) == ends_GK).all() and (
-            remaining_bytes(*case, np.full(shape[0], 4.0)) == remaining_GK
+        assert (transfer_end_times(case) == ends_GK).all() and (
+            remaining_bytes(case, np.full(shape[0], 4.0)) == remaining_GK
         ).all()
-    alone = transfer_end_times(*(values[7:8] for values in case))
+    alone = transfer_end_times(Transfers(*(values[7:8] for values in case)))
     assert (alone == ends_GK[7]).all()

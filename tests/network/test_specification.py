@@ -12,9 +12,8 @@ import scipy.stats
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.topology import Tree
-from stratafl.network.distributions import Distribution
 from stratafl.network.instance import instantiate_network
-from stratafl.network.specification import Network, network, presets
+from stratafl.network.specification import Distribution, Network, network, presets
 
 SHARES = np.array([0.001, 0.1, 0.5, 0.9, 0.999])
 GOOD: dict[str, Any] = {"tier": [{"up_mbit_s": 10}], "leaf": {"step_s": 0.1}}
@@ -35,7 +34,7 @@ GOOD: dict[str, Any] = {"tier": [{"up_mbit_s": 10}], "leaf": {"step_s": 0.1}}
         ({"name": "uniform", "low": 1, "high": 3, "shift": 2, "at_most": 4}, lambda u: np.minimum(3 + 2 * u, 4)),
         ({"name": "empirical", "values": [5, 1, 3]}, lambda u: np.array([1, 1, 3, 5, 5])),
     ],
-    ids=lambda each: "" if callable(each) else str(each),
+    ids=lambda value: "" if callable(value) else str(value),
 )
 def test_distributions(value: Any, expected: Any) -> None:
     np.testing.assert_allclose(Distribution.of("x", value).quantile(SHARES), expected(SHARES), rtol=1e-9)
@@ -92,7 +91,7 @@ def test_a_node_may_be_different_and_a_pattern_names_many() -> None:
     np.testing.assert_allclose(instance.link(2).merge_s_M, [0, 3])
 
 
-def test_later_tables_win_also_where_they_say_how_fast_a_device_is_in_another_way() -> None:
+def test_later_tables_win_also_with_another_unit_of_speed() -> None:
     tree, fast = Tree.of({"paris": ["a", "b"], "rome": ["c"]}), {"gflop_s": 2, "flops_per_sample": 1e9}
     instance = instantiate_network(
         Network.of({**GOOD, "nodes": {"paris/b": {"step_s": 7}, "*": fast}}), tree, 0, [4, 4, 4]
@@ -187,10 +186,10 @@ def test_a_preset_may_be_told_about(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", presets())
-def test_presets_are_for_trees_of_any_depth_and_name_their_source(name: str) -> None:
+def test_presets_fit_any_depth_and_name_their_source(name: str) -> None:
     preset = network(name)
     assert preset.name == name and preset.about and preset.source
     for shape in ("4", "2x2", "2x2x2", "2x1x2x1"):
         instance = instantiate_network(preset, Tree.of(shape), 3, [10] * Tree.of(shape).leaves, flops=1e6)
-        assert all(np.isfinite(each.up_N).all() and (each.up_N > 0).all() for each in instance.links)
+        assert all(np.isfinite(link.up_N).all() and (link.up_N > 0).all() for link in instance.links)
         assert np.isfinite(instance.devices.step_s_N).all()

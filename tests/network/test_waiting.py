@@ -63,6 +63,6 @@ def test_decisions_and_seconds_are_those_of_an_event_simulation(block: int) -> N
                     late += int((stage.working(level)[at] & ~active_N).sum())
                     begun[level] += 1
         np.testing.assert_allclose(sum(result.parts.values()), result.seconds_R, rtol=1e-9)
-        assert min(each.min() for each in result.parts.values()) > -1e-9 * result.seconds_R.max()
+        assert min(seconds.min() for seconds in result.parts.values()) > -1e-9 * result.seconds_R.max()
         assert (result.joules_R >= 0).all()
     assert late > 100

@@ -21,7 +21,7 @@ from stratafl.config.schema import Config
 from stratafl.cost.costs import PriceableRun
 from stratafl.cost.pricing import time_breakdown
 from stratafl.deploy.sites.topology import check_deployable
-from stratafl.engine.stacked import StackedEngine
+from stratafl.engine.factory import make_engine
 from stratafl.metrics.records import ClockedRound, RoundResult
 from stratafl.network.specification import Network, network, presets
 from stratafl.rules.registry import place
@@ -58,12 +58,12 @@ def waiting(wait: Any, **settings: Any) -> Simulation:
 
 
 def records(simulation: Simulation) -> list[dict[str, Any]]:
-    return [{**asdict(each), "seconds": None} for each in simulation.run(progress=False).history]
+    return [{**asdict(record), "seconds": None} for record in simulation.run(progress=False).history]
 
 
 def clocked(simulation: Simulation) -> list[ClockedRound]:
     history = simulation.run(progress=False).history
-    assert all(isinstance(each, ClockedRound) for each in history)
+    assert all(isinstance(record, ClockedRound) for record in history)
     return history  # type: ignore[return-value]
 
 
@@ -75,8 +75,8 @@ def test_who_is_late_is_as_absent_as_who_is_not_drawn(name: str) -> None:
     assert callable(participating)
     reference = waiting(None, network=None, participation=[participating, participating])
     result, expected = simulation.run(progress=False), reference.run(progress=False)
-    assert [each.tolist() for each in result.models] == [each.tolist() for each in expected.models]
-    late = [name for each in clocked(simulation) for name in each.late]
+    assert [rows.tolist() for rows in result.models] == [rows.tolist() for rows in expected.models]
+    late = [name for record in clocked(simulation) for name in record.late]
     assert late
     common = {name: value for name, value in asdict(expected.history[-1]).items() if name != "seconds"}
     last = asdict(result.history[-1])
@@ -88,17 +88,19 @@ def test_who_is_late_is_as_absent_as_who_is_not_drawn(name: str) -> None:
 def test_time_is_saved_and_those_left_out_are_named(name: str) -> None:
     everybody, few = clocked(waiting(None)), clocked(waiting(POLICIES[name]))
     assert all(one.clock_seconds < other.clock_seconds for one, other in zip(few, everybody, strict=True))
-    assert not any(each.late for each in everybody)
-    np.testing.assert_allclose([each.clock_total for each in few], np.cumsum([each.clock_seconds for each in few]))
+    assert not any(record.late for record in everybody)
+    np.testing.assert_allclose(
+        [record.clock_total for record in few], np.cumsum([record.clock_seconds for record in few])
+    )
     tree = Tree.of("3x4")
-    assert all(tree.find(name)[0] in (1, 2) for each in few for name in each.late)
+    assert all(tree.find(name)[0] in (1, 2) for record in few for name in record.late)
     assert RoundResult.of(asdict(few[0])) == few[0]
 
 
 def test_a_network_alone_changes_nothing_but_what_is_recorded() -> None:
-    known, plain = waiting(None), waiting(None, network=None)
-    assert known.run(progress=False).models[0].tolist() == plain.run(progress=False).models[0].tolist()
-    assert "clock_seconds" in known.result().frame().columns
+    with_network, plain = waiting(None), waiting(None, network=None)
+    assert with_network.run(progress=False).models[0].tolist() == plain.run(progress=False).models[0].tolist()
+    assert "clock_seconds" in with_network.result().frame().columns
     assert not {"clock_seconds", "late"} & set(plain.result().frame().columns)
 
 
@@ -107,8 +109,8 @@ def test_every_engine_and_every_chunk(name: str) -> None:
     def run(engine: str, chunk: int | None = None) -> tuple[list[Any], torch.Tensor]:
         simulation = waiting(EVERY[name], engine=engine)
         if chunk is not None:
-            simulation.engine = StackedEngine(simulation.engine.training, chunk_size=chunk)
-        times = [(each.clock_seconds, each.clock_total, each.late) for each in clocked(simulation)]
+            simulation.engine = make_engine("stacked", simulation.engine.training, chunk_size=chunk)
+        times = [(record.clock_seconds, record.clock_total, record.late) for record in clocked(simulation)]
         return times, simulation.result().models[0]
 
     times, model = run("loop")
@@ -135,7 +137,7 @@ def test_a_state_of_an_earlier_round_is_gone_back_to(wait: Any) -> None:
     simulation, other = waiting(wait), waiting(wait)
     expected = records(simulation)
     next(other)
-    early = {**other.state(), "history": [asdict(each) for each in other.history]}
+    early = {**other.state(), "history": [asdict(record) for record in other.history]}
     simulation.restore(early)
     assert records(simulation) == expected
 
@@ -174,8 +176,10 @@ def test_a_users_own_draw_is_asked_once_a_round() -> None:
 def test_a_parent_that_hears_nobody_in_time_waits_for_the_first() -> None:
     hasty = clocked(waiting({"deadline": 1e-6}, participation=None, rounds=2))
     first = clocked(waiting({"first": 1}, participation=None, rounds=2))
-    assert [(each.clock_seconds, each.late) for each in hasty] == [(each.clock_seconds, each.late) for each in first]
-    assert all(len(each.late) == 3 * 3 * 3 for each in hasty)
+    assert [(record.clock_seconds, record.late) for record in hasty] == [
+        (record.clock_seconds, record.late) for record in first
+    ]
+    assert all(len(record.late) == 3 * 3 * 3 for record in hasty)
 
 
 @pytest.mark.parametrize("policy", ["all", {"first": 2}, {"buffer": 2}])
@@ -186,15 +190,15 @@ def test_a_meeting_for_which_nobody_is_drawn_takes_no_time(policy: Any) -> None:
     def not_second(draw: Draw) -> np.ndarray:
         return np.full(draw.tree.sizes[draw.level], draw.round % 2 == 0)
 
-    given = {
+    options = {
         "network": {"tier": {"up_mbit_s": 1e12}, "leaf": {"step_s": 0.1}},
         "rounds": 3,
         "rules": place("hfedavg", 2),
     }
-    clients = clocked(waiting(["all", policy], periods=[2, 3], participation=[None, not_second], **given))
-    assert [each.clock_seconds for each in clients] == pytest.approx([0.3] * 3)
-    groups = clocked(waiting([policy, "all"], periods=[2, 3], participation=[not_second, None], **given))
-    assert [each.clock_seconds for each in groups] == pytest.approx([0.6, 0.0, 0.6])
+    clients = clocked(waiting(["all", policy], periods=[2, 3], participation=[None, not_second], **options))
+    assert [record.clock_seconds for record in clients] == pytest.approx([0.3] * 3)
+    groups = clocked(waiting([policy, "all"], periods=[2, 3], participation=[not_second, None], **options))
+    assert [record.clock_seconds for record in groups] == pytest.approx([0.6, 0.0, 0.6])
 
 
 @pytest.mark.parametrize(
@@ -220,8 +224,8 @@ def test_a_group_in_which_nobody_is_drawn_has_no_model_to_report(policy: Any, la
         "leaf": {"step_s": 0.1},
         "nodes": {"0": {"up_mbit_s": 1e-6, "down_mbit_s": 1e12}, "1": {"latency_s": 0.0}, "2": {"latency_s": 0.01}},
     }
-    given = {"network": network, "rounds": 1, "rules": place("hfedavg", 2), "periods": [2, 3]}
-    simulation = waiting([policy, "all"], participation=[None, not_in_group_0], **given)
+    options = {"network": network, "rounds": 1, "rules": place("hfedavg", 2), "periods": [2, 3]}
+    simulation = waiting([policy, "all"], participation=[None, not_in_group_0], **options)
     (round,) = clocked(simulation)
     # 2 x 3 steps and two meetings of 4 clients, then the root's: of both groups, or of the first
     both, one = 0.6 + 0.08 + 0.02 + 0.02, 0.6 + 0.08 + 0.01
@@ -264,9 +268,11 @@ def test_the_price_on_its_own_network_is_what_was_recorded(tmp_path: Path) -> No
         assert sum(time_breakdown(setting.milestones[-1], setting.levels).values()) == pytest.approx(sum(recorded))
         for round in (1, len(recorded)):
             activities = priced.intervals(Network.of(NETWORK), round)
-            assert {each.kind for each in activities} >= {"down", "compute", "up", "merge"}
-            assert all((each.begin_RN <= each.end_RN)[each.active_RN].all() for each in activities)
-            furthest = max(float(each.end_RN[each.active_RN].max()) for each in activities if each.active_RN.any())
+            assert {activity.kind for activity in activities} >= {"down", "compute", "up", "merge"}
+            assert all((activity.begin_RN <= activity.end_RN)[activity.active_RN].all() for activity in activities)
+            furthest = max(
+                float(activity.end_RN[activity.active_RN].max()) for activity in activities if activity.active_RN.any()
+            )
             assert furthest >= recorded[round - 1] * (1 - 1e-9)
 
 
@@ -292,8 +298,8 @@ def test_another_network_is_refused_with_the_reason(tmp_path: Path) -> None:
 
 def test_own_is_the_runs_network_from_python_too(tmp_path: Path) -> None:
     run = trained(config(schedule={"periods": [2, 3], "wait": {"first": 2}}, **TIMED), tmp_path)
-    (own,) = price(tmp_path, "own")
-    assert own == price([run], [Network.of(NETWORK)])[0] and own.network == "ours"
+    (priced,) = price(tmp_path, "own")
+    assert priced == price([run], [Network.of(NETWORK)])[0] and priced.network == "ours"
     trained(config(), tmp_path / "none")
     with pytest.raises(InvalidInput, match="networks = 'own': is for runs in the virtual time"):
         price([tmp_path, tmp_path / "none"], ["own"])
@@ -305,7 +311,7 @@ def test_operations_are_counted_where_a_network_needs_them(tmp_path: Path) -> No
     # two products of 64 x 8 and 8 x 10 numbers, two operations each, three times
     assert run.workload["flops_per_sample"] == 3 * 2 * (64 * 8 + 8 * 10)
     result = PriceableRun.of(run).cost_on(Network.of(computing))
-    np.testing.assert_allclose(result.seconds_R, [each["clock_seconds"] for each in run.rounds], rtol=1e-12)
+    np.testing.assert_allclose(result.seconds_R, [record["clock_seconds"] for record in run.rounds], rtol=1e-12)
 
 
 def test_a_run_from_python_is_priced_too_and_goes_on(tmp_path: Path) -> None:
@@ -315,18 +321,18 @@ def test_a_run_from_python_is_priced_too_and_goes_on(tmp_path: Path) -> None:
     del first
     second = waiting({"first": 2}, save=tmp_path / "run", rounds=3)
     second.run(progress=False)
-    whole = records(waiting({"first": 2}))
+    uninterrupted = records(waiting({"first": 2}))
     run = read_run(tmp_path / "run")
-    assert [each["clock_seconds"] for each in run.rounds] == [each["clock_seconds"] for each in whole]
+    assert [record["clock_seconds"] for record in run.rounds] == [record["clock_seconds"] for record in uninterrupted]
     result = PriceableRun.of(run).cost_on(Network.of(NETWORK))
-    np.testing.assert_allclose(result.seconds_R, [each["clock_seconds"] for each in run.rounds], rtol=1e-12)
+    np.testing.assert_allclose(result.seconds_R, [record["clock_seconds"] for record in run.rounds], rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", presets())
 def test_a_network_as_tables_is_the_same_network(name: str) -> None:
-    given = network(name)
-    again = Network.of(given.as_tables())
-    assert again == given and again.same_parameters(given)
+    tables = network(name)
+    again = Network.of(tables.as_tables())
+    assert again == tables and again.same_parameters(tables)
 
 
 # -- what is refused -------------------------------------------------------------------------------
@@ -375,11 +381,11 @@ def test_a_config_and_the_file_beside_it(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("[leaf]\nstep_s = 0.1\n[[tier]]\nup_mbit_s = 1\n")
     tables = '[tree]\nshape = "2x3"\n[schedule]\nperiods = [2, 2]\nwait = ["all", { deadline = 30 }]\n'
     (tmp_path / "study.toml").write_text(tables + '[network]\nname = "mine.toml"\n')
-    made = Config.load(tmp_path / "study.toml")
-    assert made.network == {"name": str(tmp_path / "mine.toml")}
-    assert Config.of(made.as_dict()) == made
+    config = Config.load(tmp_path / "study.toml")
+    assert config.network == {"name": str(tmp_path / "mine.toml")}
+    assert Config.of(config.as_dict()) == config
     with pytest.raises(InvalidInput, match="topology"):
-        check_deployable(made)
+        check_deployable(config)
     plain = Config.of({})
     assert "network" not in plain.as_dict() and "wait" not in plain.as_dict()["schedule"]
 

@@ -82,8 +82,8 @@ def terms_of(tree: Tree, instance: NetworkInstance, periods: list[int], rounds: 
     def anew(place: Place, key: str, round: int) -> float:
         level, node = place
 
-        def of(each: Quantity, number: int = round) -> float:
-            return float(each.sample_per_round(seed, np.array([number]))[0, node])
+        def of(quantity: Quantity, number: int = round) -> float:
+            return float(quantity.sample_per_round(seed, np.array([number]))[0, node])
 
         if key.startswith("jitter"):
             return of(instance.link(level).jitter, 2 * round + key.endswith("up"))
@@ -132,7 +132,7 @@ def test_a_stored_run_costs_what_it_does_in_an_event_simulation(kind: str, block
     for number in range(5 * block, 5 * block + 5):
         random = np.random.default_rng([number, len(kind)])
         tree = random_tree(random)
-        periods = [*(int(each) for each in random.integers(1, 4, tree.depth - 1)), STEPS]
+        periods = [*(int(period) for period in random.integers(1, 4, tree.depth - 1)), STEPS]
         rounds, network = int(random.integers(1, 4)), random_network(random)
         participation = [(None, 0.5, 1, 2)[int(random.integers(4))] for _ in range(tree.depth)]
         wait = random_policies(random, tree.depth, kind)
@@ -141,16 +141,16 @@ def test_a_stored_run_costs_what_it_does_in_an_event_simulation(kind: str, block
         simulation = simulate(
             lambda: nn.Linear(3, 2), (inputs, (inputs[:, 0] > 0).long()), parts, tree, ["average"] * tree.depth,
             periods=periods, rounds=rounds, batch=2, participation=participation, seed=number,
-            network=network, wait=[each or "all" for each in wait], save=tmp_path / str(number),
+            network=network, wait=[policy or "all" for policy in wait], save=tmp_path / str(number),
         )  # fmt: skip
         history = simulation.run(progress=False).history
         instance = instantiate_network(Network.of(network), tree, number)
         spent = Run(terms_of(tree, instance, periods, rounds, wait, participation, 8 * 4)).spent
         priced = PriceableRun.of(read_run(tmp_path / str(number))).cost_on(Network.of(network))
         compare(f"case {number}", tree, instance, spent, priced.up_to_round(rounds))
-        np.testing.assert_allclose([each.clock_total for each in history], spent.ends, rtol=1e-9)
+        np.testing.assert_allclose([record.clock_total for record in history], spent.ends, rtol=1e-9)
         late = [sorted(tree.names[level][node] for level, node in spent.late.get(round, ())) for round in range(rounds)]
-        assert [sorted(each.late) for each in history] == late
+        assert [sorted(record.late) for record in history] == late
         was_late += sum(map(len, late))
     assert (was_late > 0) == (kind != "all")
 

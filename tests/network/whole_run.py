@@ -90,27 +90,27 @@ class Pipe:
         self._share()
 
     def _advance(self) -> None:
-        for each in self.under_way:
-            each.left -= each.rate * (self.agenda.now - self.since)
+        for active in self.under_way:
+            active.left -= active.rate * (self.agenda.now - self.since)
         self.since = self.agenda.now
 
     def _share(self) -> None:
-        left, ordered = self.capacity, sorted(self.under_way, key=lambda each: each.link)
-        for place, each in enumerate(ordered):
-            each.rate = min(each.link, left / (len(ordered) - place))
-            left -= each.rate
+        left, ordered = self.capacity, sorted(self.under_way, key=lambda active: active.link)
+        for position, active in enumerate(ordered):
+            active.rate = min(active.link, left / (len(ordered) - position))
+            left -= active.rate
         self.next.clear()
         if ordered:
-            first = min(ordered, key=lambda each: each.left / each.rate)
+            first = min(ordered, key=lambda active: active.left / active.rate)
             self.next = self.agenda.after(max(first.left / first.rate, 0.0), lambda: self._end(first))
 
     def _end(self, transfer: Transfer) -> None:
         self._advance()
-        over = [each for each in self.under_way if each is transfer or each.left <= 1e-12 * each.rate]
-        self.under_way = [each for each in self.under_way if each not in over]
+        over = [active for active in self.under_way if active is transfer or active.left <= 1e-12 * active.rate]
+        self.under_way = [active for active in self.under_way if active not in over]
         self._share()
-        for each in over:
-            each.done()
+        for active in over:
+            active.done()
 
 
 @dataclass
@@ -238,7 +238,7 @@ class Parent(Node):
     def __init__(self, run: Run, place: Place, parent: Parent | None):
         super().__init__(run, place, parent)
         self.level = place[0]
-        self.children = {each: run.node(each, self) for each in run.terms.children[place]}
+        self.children = {child: run.node(child, self) for child in run.terms.children[place]}
         self.up = Pipe(run.agenda, run.terms.fixed(place, "pipe_up_mbit_s") * 125_000)
         self.wait = run.terms.wait[self.level + 1]
         self.at_work: list[Node] = []
@@ -254,8 +254,8 @@ class Parent(Node):
         terms, agenda = self.run.terms, self.run.agenda
         of_round = terms.meetings[self.level]
         number = self.round * of_round + of_round - self.left
-        drawn = terms.drawn(self.place, number, [each.place for each in self.at_work])
-        self.begun = [self.children[each] for each in drawn]
+        drawn = terms.drawn(self.place, number, [worker.place for worker in self.at_work])
+        self.begun = [self.children[child] for child in drawn]
         self.at_work = self.at_work + self.begun
         self.is_open, self.is_overdue = True, False
         pipe = Pipe(agenda, terms.fixed(self.place, "pipe_down_mbit_s") * 125_000)
@@ -282,7 +282,7 @@ class Parent(Node):
     def _close(self, most: int) -> None:
         run, self.is_open, self.closed_at = self.run, False, self.run.agenda.now
         self.deadline.clear()
-        self.heard.sort(key=lambda each: each[:2])
+        self.heard.sort(key=lambda update: update[:2])
         merged = [child for _, _, child in self.heard[:most]]
         self.heard = self.heard[most:]
         run.spent.sent[self.level + 1, "up"] += len(merged)

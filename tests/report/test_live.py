@@ -12,7 +12,7 @@ import pytest
 from stratafl.cost import costs
 from stratafl.metrics.objective import Goal
 from stratafl.report.page import Live
-from stratafl.runs import list_runs, reader
+from stratafl.runs import groups, list_runs
 from stratafl.runs.reader import pack_runs
 from stratafl.runs.sweep import note_target
 from tests.report.conftest import ROUNDS, edit
@@ -24,7 +24,7 @@ class Counted:
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.read: list[str] = []
         self.priced = 0
-        read_run, priced_on = reader.read_run, costs.costs
+        read_run, priced_on = groups.read_run, costs.costs
 
         def reading(path: Path) -> Any:
             self.read.append(path.name)
@@ -34,7 +34,7 @@ class Counted:
             self.priced += 1
             return priced_on(*given)
 
-        monkeypatch.setattr(reader, "read_run", reading)
+        monkeypatch.setattr(groups, "read_run", reading)
         monkeypatch.setattr(costs, "costs", pricing)
 
     def since(self) -> tuple[list[str], int]:

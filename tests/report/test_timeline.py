@@ -13,10 +13,10 @@ import pytest
 
 from stratafl.base.topology import Tree
 from stratafl.core.schedule import Schedule
-from stratafl.cost import round_chart
+from stratafl.cost import figures
 from stratafl.cost.costs import PriceableRun
+from stratafl.cost.figures import GroupOnNetwork, timelines
 from stratafl.cost.pricing import network_axes
-from stratafl.cost.round_chart import GroupOnNetwork, timelines
 from stratafl.network.messages import message_sizes
 from stratafl.network.specification import Network, network
 from stratafl.network.waiting import WAIT_FOR_ALL, WaitPolicy
@@ -154,7 +154,7 @@ def test_a_deep_tree_shows_the_slowest_alone_at_its_lowest_levels(runs: Path) ->
 def test_a_page_with_many_has_fewer_rows_and_rounds(
     runs: Path, monkeypatch: pytest.MonkeyPatch, room: int, shown: list[int]
 ) -> None:
-    monkeypatch.setattr(round_chart, "MAX_BARS", room)
+    monkeypatch.setattr(figures, "MAX_BARS", room)
     result = on_tree(runs, "2x10")
     assert [each["round"] for each in result] == shown
     assert {len(each["rows"]) for each in result} == {1 + 2 * (11 if room == 60_000 else 4)}

@@ -1,4 +1,4 @@
-"""What every registered rule must do, shipped or added by a user."""
+"""Properties of every registered rule, shipped or added by a user."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ def test_partial_participation(name: str, depth: int) -> None:
 
 @every_rule
 @every_depth
-def test_a_client_with_nan_is_refused_and_named_and_its_siblings_go_on(name: str, depth: int) -> None:
+def test_a_client_with_nan_is_rejected_alone(name: str, depth: int) -> None:
     result = federation(name, depth, broken=0).run()
     client = result.tree.names[-1][0]
-    meetings = 3 * int(np.prod(PERIODS[depth][:-1]))
-    assert result.refused == {client: meetings}
+    syncs = 3 * int(np.prod(PERIODS[depth][:-1]))
+    assert result.refused == {client: syncs}
     healthy = [torch.isfinite(rows).all(dim=1) for rows in result.models]
     assert all(bool(mask.all()) for mask in healthy[:-1])
     assert healthy[-1].tolist() == [False] + [True] * (result.tree.leaves - 1)
@@ -99,6 +99,6 @@ def test_learns(name: str) -> None:
     sim.rounds = 25
     supply = sim.engine.training.samples
     inputs, targets = supply.inputs_N, supply.targets_N
-    sim.test = (inputs, targets)
+    sim.evaluator.test = (inputs, targets)
     losses = [r.metrics["loss"] for r in sim]
     assert losses[-1] < losses[0]

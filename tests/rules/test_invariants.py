@@ -1,4 +1,4 @@
-"""What must hold for any tree, any weights and any data."""
+"""Invariants for any tree, any weights and any data."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stratafl import Tree, mtgc, place, scaffold
+from stratafl.federation.local_parameters import ClientTrainer
 from tests.problems import PERIODS, LeastSquares, root
 
 few = settings(max_examples=12, deadline=None, derandomize=True)
@@ -35,12 +36,8 @@ def test_corrections_sum_to_zero_per_parent(shape, restart, seed, participation)
     sim = problem.simulation(rules, rounds=2, participation=participation, seed=seed)
     moved = 0.0
     for steps, top in list(sim.schedule.events()) * 2:
-        federation = sim.federation
-        federation.begin_round()
-        if federation.needs_gradients:
-            federation.restart_from_gradients(sim.engine.gradients(federation.train_request(0, 1, 0)))
-        federation.apply_training(sim.engine.train(federation.train_request(0, steps, 0)), sim.leaf.lr_sum(0, steps))
-        federation.synchronize(top)
+        federation, trainer = sim.federation, ClientTrainer(sim.engine, sim.home)
+        federation.train_and_synchronize(trainer, round=0, first_step=0, steps=steps, top_level=top)
         for level in range(1, problem.tree.depth + 1):
             correction = federation.levels[level].correction
             moved = max(moved, float(correction.abs().max()))
@@ -58,7 +55,7 @@ def test_corrections_do_not_change_the_mean_step(shape, seed) -> None:
     next(sim)
     work = sim.federation.train_request(0, 1, 0)
     assert len(work.corrections) == depth
-    corrected = torch.stack([each.take(range(problem.tree.leaves)) for each in work.corrections]).sum(dim=0)
+    corrected = torch.stack([rows.take(range(problem.tree.leaves)) for rows in work.corrections]).sum(dim=0)
     for level in range(depth, 0, -1):
         corrected = problem.tree.mean(level, corrected)
     assert_close(corrected.numpy(), 0, atol=1e-11)
@@ -68,15 +65,15 @@ def test_corrections_do_not_change_the_mean_step(shape, seed) -> None:
 @given(st.integers(1, 5), restarts.filter(lambda r: r != "gradient"), seeds)
 def test_depth_1_is_scaffold(clients, restart, seed) -> None:
     problem = LeastSquares(clients, weights_of(clients, seed), seed)
-    ours = problem.run([mtgc(restart)], rounds=5)
-    theirs = problem.run([scaffold()], rounds=5)
-    assert_close(root(ours), root(theirs))
-    assert_close(ours.corrections[0].numpy(), theirs.corrections[0].numpy(), atol=1e-11)
+    mtgc_result = problem.run([mtgc(restart)], rounds=5)
+    scaffold_result = problem.run([scaffold()], rounds=5)
+    assert_close(root(mtgc_result), root(scaffold_result))
+    assert_close(mtgc_result.corrections[0].numpy(), scaffold_result.corrections[0].numpy(), atol=1e-11)
 
 
 @few
 @given(st.integers(2, 5), seeds)
-def test_one_group_with_one_group_round_is_scaffold_if_corrections_are_kept(clients, seed) -> None:
+def test_one_group_with_kept_corrections_is_scaffold(clients, seed) -> None:
     weights = weights_of(clients, seed)
     star = LeastSquares(clients, weights, seed).run([scaffold()], periods=[4], rounds=5)
     group = LeastSquares([clients], [[1.0], *weights], seed)
@@ -86,9 +83,9 @@ def test_one_group_with_one_group_round_is_scaffold_if_corrections_are_kept(clie
 
 @few
 @given(st.integers(2, 5), seeds)
-def test_one_group_with_one_group_round_is_fedavg_if_corrections_restart_at_zero(clients, seed) -> None:
-    """Section 3.3 of the paper does not say it: the client correction is reset before it ever
-    acts."""
+def test_one_group_with_corrections_from_zero_is_fedavg(clients, seed) -> None:
+    """The client correction is reset before it is ever used (not discussed in section 3.3 of the
+    paper)."""
     group = LeastSquares([clients], None, seed)
     restarted = group.run("mtgc", periods=[1, 4], rounds=5)
     averaged = group.run("hfedavg", periods=[1, 4], rounds=5)
@@ -99,7 +96,7 @@ def test_one_group_with_one_group_round_is_fedavg_if_corrections_restart_at_zero
 
 @few
 @given(shapes.filter(lambda s: Tree.of(s).depth < 3), seeds)
-def test_an_aggregator_with_a_single_child_changes_nothing_if_corrections_are_kept(shape, seed) -> None:
+def test_an_aggregator_with_a_single_child_changes_nothing(shape, seed) -> None:
     keep = {"name": "mtgc", "restart": "keep"}
     plain = LeastSquares(shape, None, seed)
     periods = PERIODS[plain.tree.depth]
@@ -150,10 +147,10 @@ def test_mtgc_finds_the_minimiser_that_hfedavg_misses(restart: str) -> None:
     assert miss("hfedavg", 30) > 1e-3
 
 
-def test_scaffold_control_stays_the_mean_of_the_clients_under_partial_participation() -> None:
+def test_scaffold_control_is_the_mean_of_all_clients_controls() -> None:
     problem = LeastSquares([3, 4], weights_of([3, 4], 0), 5)
     sim = problem.simulation("scaffold", rounds=6, participation=0.5, seed=3)
     for _ in sim:
-        mine = sim.federation.levels[2].state["c"]
-        assert_close(sim.federation.levels[1].memory["c"], problem.tree.mean(2, mine), atol=1e-11)
+        controls = sim.federation.levels[2].state["c"]
+        assert_close(sim.federation.levels[1].memory["c"], problem.tree.mean(2, controls), atol=1e-11)
     assert torch.count_nonzero(sim.federation.levels[1].memory["c"]) > 0

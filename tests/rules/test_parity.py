@@ -1,4 +1,4 @@
-"""Every method against a transcription of its equations: float64, full batches, to 1e-12."""
+"""Parity of every method with a transcription of its equations: float64, full batches, to 1e-12."""
 
 from __future__ import annotations
 

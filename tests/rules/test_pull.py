@@ -1,5 +1,4 @@
-"""FedDyn's pull before or behind a leaf's clip: the released order by hand, in every engine, chain
-and place."""
+"""FedDyn's proximal term before or behind a client's clip, in every engine and on every level."""
 
 from __future__ import annotations
 
@@ -34,8 +33,8 @@ def test_the_released_order_by_hand(shape: str, weighted: str, engine: str) -> N
     sim = problem.simulation([*rules, RELEASED], rounds=ROUNDS, lr=chain, engine=engine)
     assert_close(root(sim.run()), expected)
     assert 0 < sim.engine.clipped_steps < ROUNDS * setting.P[0] * problem.tree.leaves
-    whole = problem.run([*rules, CLIPPED], rounds=ROUNDS, lr=chain, engine=engine)
-    assert np.abs(root(whole) - expected).max() > 1e-2
+    clipped = problem.run([*rules, CLIPPED], rounds=ROUNDS, lr=chain, engine=engine)
+    assert np.abs(root(clipped) - expected).max() > 1e-2
 
 
 @every_engine
@@ -50,7 +49,7 @@ def test_without_a_clip_the_order_is_the_same(chain: Leaf, shape: str, engine: s
 
 
 def halved(direction: Tensor, x: Tensor, correct: CorrectionFn) -> Tensor:
-    """A stage of one's own, which adds what the rules add."""
+    """A user's stage that calls `correct`."""
     return 0.5 * correct(x, direction)
 
 
@@ -59,8 +58,7 @@ def cut(direction: np.ndarray, norm: float) -> np.ndarray:
 
 
 Step = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
-"""(gradient, model, the model the parent gave) -> direction, in a first round, where FedDyn's
-linear term is zero."""
+"""(gradient, model, parent's model) -> direction, in a first round, with zero linear terms."""
 CHAINS: dict[str, tuple[tuple[Stage, ...], Step]] = {
     "decay before the clip": (
         (corrections, decay(DECAY), clip(NORM)),
@@ -74,15 +72,15 @@ CHAINS: dict[str, tuple[tuple[Stage, ...], Step]] = {
         (corrections, clip(2 * NORM), decay(DECAY), clip(NORM), decay(DECAY)),
         lambda g, x, start: cut(cut(g - ALPHA * start, 2 * NORM) + DECAY * x, NORM) + (ALPHA + DECAY) * x,
     ),
-    "a stage of one's own before the clip": (
+    "a user's stage before the clip": (
         (halved, clip(NORM), decay(DECAY)),
         lambda g, x, start: cut(0.5 * (g - ALPHA * start), NORM) + (ALPHA + DECAY) * x,
     ),
-    "a stage of one's own and no clip": (
+    "a user's stage and no clip": (
         (halved, decay(DECAY)),
         lambda g, x, start: 0.5 * (g + ALPHA * (x - start)) + DECAY * x,
     ),
-    "nothing of a rule's": (
+    "no corrections": (
         (clip(NORM), decay(DECAY)),
         lambda g, x, start: cut(g, NORM) + DECAY * x,
     ),
@@ -91,7 +89,7 @@ CHAINS: dict[str, tuple[tuple[Stage, ...], Step]] = {
 
 @every_engine
 @pytest.mark.parametrize("name", CHAINS)
-def test_chains_of_one_s_own(name: str, engine: str) -> None:
+def test_chains_of_a_user(name: str, engine: str) -> None:
     stages, direction = CHAINS[name]
     problem = LeastSquares(1)
     x = problem.x0
@@ -115,7 +113,7 @@ def shrinks(x: Tensor, g: Tensor, edge) -> Tensor:
         [CLIPPED, RELEASED],
         [average()._replace(local=shrinks), RELEASED],
     ],
-    ids=["depth 1", "every edge", "above", "beside another pull", "both orders", "beside a direction of one's own"],
+    ids=["depth 1", "every edge", "above", "beside fedprox", "both orders", "beside a user's local"],
 )
 @pytest.mark.parametrize(
     "chain",
@@ -130,11 +128,11 @@ def test_engines_agree_on_every_edge(rules: list, chain: Leaf) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_deployed_it_is_the_simulation_s(depth: int) -> None:
-    given = {"leaf": leaf(0.2, clip_norm=0.3, weight_decay=0.01), "weights": "samples"}
-    sim = simulation({"name": "feddyn", "alpha": ALPHA, "pull": "after_clip"}, depth, **given)
+def test_deployment_and_simulation_agree(depth: int) -> None:
+    settings = {"leaf": leaf(0.2, clip_norm=0.3, weight_decay=0.01), "weights": "samples"}
+    sim = simulation({"name": "feddyn", "alpha": ALPHA, "pull": "after_clip"}, depth, **settings)
     deployed = Deployed(sim, by_samples=True).run()
     final = sim.run().models[0][0]
     torch.testing.assert_close(deployed.model(), final, rtol=0, atol=1e-6)
-    clipped = simulation({"name": "feddyn", "alpha": ALPHA}, depth, **given).run().models[0][0]
+    clipped = simulation({"name": "feddyn", "alpha": ALPHA}, depth, **settings).run().models[0][0]
     assert (clipped - final).abs().max() > 1e-3

@@ -75,9 +75,9 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    made = Server(tmp_path_factory.mktemp("commands"))
-    yield made
-    made.close()
+    process = Server(tmp_path_factory.mktemp("commands"))
+    yield process
+    process.close()
 
 
 def contents(run: Path) -> dict[str, Any]:

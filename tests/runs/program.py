@@ -46,14 +46,14 @@ def main(folder: str, engine: str, signal: str = "0", moment: str = "0", *change
     inputs = torch.randn(60, 4, generator=random)
     targets = (inputs @ torch.randn(4, 3, generator=random)).argmax(dim=1)
     lots = Lots(int(signal), int(moment))
-    given = {
+    options = {
         "rules": [mtgc("keep"), "scaffold"], "periods": [GROUP_ROUNDS, 2], "rounds": ROUNDS, "batch": 4,
         "leaf": leaf(0.1, clip_norm=0.5, momentum=0.5), "test": (inputs, targets), "evaluate_levels": [0, 1],
         "participation": [None, lots], "diagnose": "ideal",
     }  # fmt: skip
-    given |= {key: json.loads(value) for key, _, value in (change.partition("=") for change in changes)}
+    options |= {key: json.loads(value) for key, _, value in (change.partition("=") for change in changes)}
     parts = [range(10 * client, 10 * client + 10) for client in range(6)]
-    simulation = simulate(Net, (inputs, targets), parts, "2x3", engine=engine, save=folder, **given)
+    simulation = simulate(Net, (inputs, targets), parts, "2x3", engine=engine, save=folder, **options)
     for record in simulation:
         print(record.round, flush=True)
 

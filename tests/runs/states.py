@@ -10,9 +10,8 @@ from torch import nn
 
 from stratafl import simulate
 from stratafl.base.state_dict import to_json_and_tensors
-from stratafl.runs.checkpoint import Checkpoints, Progress
+from stratafl.runs.checkpoint import Checkpoints, Progress, RoundLog
 from stratafl.runs.provenance import Provenance
-from stratafl.runs.round_log import RoundLog
 
 SHAPES = {1: 3, 2: [2, 3], 3: [[2, 1], [1, 2]]}
 PERIODS = {1: [2], 2: [2, 2], 3: [2, 1, 2]}
@@ -31,7 +30,7 @@ def federation(rules: object, depth: int, **more):
 
 
 def everything(simulation) -> list:
-    """All of a run's state but the time it took, in a form that compares bit by bit."""
+    """State of a run without times, in a form that compares bit by bit."""
     state = simulation.state()
     history = [{**record, "seconds": None} for record in state["history"]]
     plain, tensors = to_json_and_tensors({**state, "history": history})

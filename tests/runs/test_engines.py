@@ -110,7 +110,7 @@ def test_what_ran_is_recorded_and_goes_on_to_the_same_bits(
     model: str, asked: str, ran: str, tmp_path: Path, capsys
 ) -> None:
     settings = config(tmp_path, model, asked)
-    whole = finished(settings, tmp_path / "runs").path
+    uninterrupted = finished(settings, tmp_path / "runs").path
     assert capsys.readouterr().err.count(f"engine {asked!r} was asked for, and {ran}") == (asked != ran)
     path = interrupted(settings, tmp_path / "runs")
     assert described(path)["engine"] == ran == described(path)["how"].partition(":")[0]
@@ -122,8 +122,8 @@ def test_what_ran_is_recorded_and_goes_on_to_the_same_bits(
     assert list(read_run(path).notes) == described(path)["notes"]
     said: list[str] = []
     Launch.resume(path, said.append).run()
-    assert [each for each in said if "was asked for" in each] == noted, "also where it goes on, once"
-    one, other = (load_file(folder / "model.safetensors") for folder in (whole, path))
+    assert [line for line in said if "was asked for" in line] == noted, "also where it goes on, once"
+    one, other = (load_file(folder / "model.safetensors") for folder in (uninterrupted, path))
     assert all((one[name] == other[name]).all() for name in one)
 
 
@@ -163,12 +163,12 @@ def test_a_precision_that_was_not_honoured_is_not_recorded(tmp_path: Path, capsy
 
 def test_a_precision_outlives_the_engine_that_was_asked_for(tmp_path: Path, capsys) -> None:
     settings = config(tmp_path, "dropping", "vmap", "bf16")
-    whole = finished(settings, tmp_path / "runs").path
+    uninterrupted = finished(settings, tmp_path / "runs").path
     assert "honoured" not in capsys.readouterr().err
     path = interrupted(settings, tmp_path / "runs")
     assert (described(path)["engine"], described(path)["precision"]) == ("loop", "bf16")
     Launch.resume(path).run()
-    one, other = (load_file(folder / "model.safetensors") for folder in (whole, path))
+    one, other = (load_file(folder / "model.safetensors") for folder in (uninterrupted, path))
     assert all((one[name] == other[name]).all() for name in one)
 
 
@@ -180,7 +180,7 @@ def test_a_run_does_not_go_on_with_another_engine(tmp_path: Path) -> None:
         Launch.resume(path)
 
 
-def test_a_record_that_names_another_engine_than_its_checkpoints_is_refused(tmp_path: Path) -> None:
+def test_a_record_and_checkpoints_of_other_engines_are_refused(tmp_path: Path) -> None:
     path = interrupted(config(tmp_path, "convolutional", "loop"), tmp_path / "runs")
     (path / "run.json").write_text(json.dumps({**described(path), "engine": "vmap"}))
     with pytest.raises(InvalidInput, match=r"its checkpoint is of engine 'loop', and its run\.json of 'vmap'"):

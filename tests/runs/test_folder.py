@@ -68,8 +68,8 @@ def test_the_tree_says_who_holds_what(tmp_path: Path) -> None:
     assert levels[2]["parents"] == [0, 0, 1, 1]
     for above, below in itertools.pairwise(levels):
         for node, counts in enumerate(above["labels"]):
-            mine = [below["labels"][i] for i, parent in enumerate(below["parents"]) if parent == node]
-            assert [sum(column) for column in zip(*mine, strict=True)] == counts
+            child_counts = [below["labels"][i] for i, parent in enumerate(below["parents"]) if parent == node]
+            assert [sum(column) for column in zip(*child_counts, strict=True)] == counts
             assert sum(counts) == above["samples"][node]
 
 
@@ -86,7 +86,7 @@ def test_runs_are_listed_and_filtered(tmp_path: Path, monkeypatch, capsys) -> No
 
     def listed(*options: str) -> list[str]:
         assert command(monkeypatch, "runs", runs, "--json", *options) == 0
-        return [each["name"] for each in json.loads(capsys.readouterr().out)["runs"]]
+        return [run["name"] for run in json.loads(capsys.readouterr().out)["runs"]]
 
     assert listed() == ["first", "second", "study"]
     assert listed("--status", "interrupted") == ["study"]
@@ -126,15 +126,15 @@ def test_a_run_that_is_done_is_not_resumed(tmp_path: Path) -> None:
 
 
 def test_a_run_that_fails_says_why_and_can_go_on(tmp_path: Path) -> None:
-    made = Launch.new(Config.of(CONFIG), "study", tmp_path)
+    launch = Launch.new(Config.of(CONFIG), "study", tmp_path)
 
     def watch(record) -> None:
         if record.round == 3:
             raise ValueError("the sky fell\non two lines")
 
     with pytest.raises(ValueError, match="the sky fell"):
-        made.run(watch)
-    run = read_run(made.folder.path)
+        launch.run(watch)
+    run = read_run(launch.folder.path)
     assert (run.status, run.reason, run.round) == ("failed", "ValueError: the sky fell", 3)
     Launch.resume(run.path).run()
     assert read_run(run.path).status == "done"
@@ -142,21 +142,21 @@ def test_a_run_that_fails_says_why_and_can_go_on(tmp_path: Path) -> None:
 
 def test_a_run_in_which_nothing_was_accepted_is_no_success(tmp_path: Path) -> None:
     values = {**CONFIG, "leaf": {**CONFIG.get("leaf", {}), "lr": 1e30}, "run": {**CONFIG["run"], "rounds": 2}}
-    made = Launch.new(Config.of(values), "study", tmp_path)
+    launch = Launch.new(Config.of(values), "study", tmp_path)
     with pytest.raises(InvalidInput, match="in all of them every update was refused"):
-        made.run()
-    assert read_run(made.folder.path).status == "failed"
+        launch.run()
+    assert read_run(launch.folder.path).status == "failed"
 
 
 def test_a_model_that_ends_the_process_fails_the_run(tmp_path: Path) -> None:
-    made = Launch.new(Config.of(CONFIG), "study", tmp_path)
+    launch = Launch.new(Config.of(CONFIG), "study", tmp_path)
 
     def leave(record) -> None:
         raise SystemExit(0)
 
     with pytest.raises(InvalidInput, match="ended the process"):
-        made.run(leave)
-    assert read_run(made.folder.path).status == "failed"
+        launch.run(leave)
+    assert read_run(launch.folder.path).status == "failed"
 
 
 # -- who may write them ----------------------------------------------------------------------------
@@ -274,9 +274,9 @@ def test_a_read_only_folder_is_one_line(tmp_path: Path) -> None:
     assert [line.split(" = ")[0] for line in done.stderr.splitlines()] == ["error: --runs", "error: file"]
 
 
-def test_a_limit_on_file_size_fails_a_checkpoint_and_spares_the_last(tmp_path: Path) -> None:
+def test_a_limit_on_file_size_keeps_the_last_checkpoint(tmp_path: Path) -> None:
     """A real failing write in this process; what is left is good."""
-    made = Launch.new(Config.of({**CONFIG, "model": {"name": "mlp", "hidden": [50]}}), "study", tmp_path)
+    launch = Launch.new(Config.of({**CONFIG, "model": {"name": "mlp", "hidden": [50]}}), "study", tmp_path)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
@@ -286,11 +286,11 @@ def test_a_limit_on_file_size_fails_a_checkpoint_and_spares_the_last(tmp_path: P
 
     try:
         with pytest.raises(InvalidInput, match=os.strerror(errno.EFBIG)):
-            made.run(watch)
+            launch.run(watch)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
-    run = read_run(made.folder.path)
+    run = read_run(launch.folder.path)
     assert (run.status, run.round) == ("failed", 3)
     assert "checkpoints/000003" in run.reason and "cannot be written" in run.reason
     assert names(run.path) == ["000001", "000002"]
@@ -304,7 +304,7 @@ def test_a_run_that_goes_on_elsewhere_names_each_place(tmp_path: Path, monkeypat
         monkeypatch.setattr("stratafl.runs.writer.environment", lambda: {"commit": commit, "threads": 1})
 
     def commits(until: int | None = None) -> list[str]:
-        return [each["commit"] for each in read_run(path).environments(until)]
+        return [environment["commit"] for environment in read_run(path).environments(until)]
 
     at("first")
     path = stopped_after(2, tmp_path)
@@ -314,7 +314,7 @@ def test_a_run_that_goes_on_elsewhere_names_each_place(tmp_path: Path, monkeypat
         Launch.resume(path).folder.close()
     assert commits() == ["first"]
     Launch.resume(path).run()
-    assert [each["after"] for each in read_run(path).continued] == [2]
+    assert [continuation["after"] for continuation in read_run(path).continued] == [2]
     assert commits() == ["first", "third"] and commits(until=2) == ["first"]
 
     # with no checkpoint left all rounds are made anew, and nothing of the first place is in the

@@ -98,14 +98,17 @@ def test_force_goes_on_and_notes_it_once(run: Path) -> None:
 
     with pytest.raises(Interrupted):
         launch.run(watch)
-    assert [(each["after"], each["changed"]) for each in read_run(run).continued] == [
+    assert [(continuation["after"], continuation["changed"]) for continuation in read_run(run).continued] == [
         (4, ["leaf.lr was 0.1 and is 0.2"])
     ]
     # what was changed once is what the run now is
     said.clear()
     Launch.resume(run, said.append).run()
     assert said == ["goes on after round 5"]
-    assert [each.get("changed") for each in read_run(run).continued] == [["leaf.lr was 0.1 and is 0.2"], None]
+    assert [continuation.get("changed") for continuation in read_run(run).continued] == [
+        ["leaf.lr was 0.1 and is 0.2"],
+        None,
+    ]
 
 
 def test_going_back_before_a_change_notes_it_again(run: Path) -> None:
@@ -121,7 +124,7 @@ def test_going_back_before_a_change_notes_it_again(run: Path) -> None:
     tensors = run / "checkpoints" / "000005" / "tensors.safetensors"
     tensors.write_bytes(tensors.read_bytes()[:-1])
     Launch.resume(run).run()
-    assert [(each["after"], each["changed"]) for each in read_run(run).continued] == [
+    assert [(continuation["after"], continuation["changed"]) for continuation in read_run(run).continued] == [
         (4, ["leaf.lr was 0.1 and is 0.2"])
     ]
 
@@ -136,7 +139,7 @@ def test_before_the_first_checkpoint_a_change_is_noticed_too(run: Path) -> None:
     assert read_run(run).continued[0]["changed"] == ["the config was changed"]
 
 
-def test_changed_data_can_be_forced_and_the_tree_says_what_is_held(run: Path) -> None:
+def test_forced_changes_of_data_are_in_the_tree_file(run: Path) -> None:
     edit(run, "data", "synthetic", {"samples": 30, "features": 5, "classes": 3})
     launch = Launch.resume(run, force=True)
     launch.run()
@@ -227,7 +230,7 @@ def test_a_file_that_is_gone_is_one_line(project: Path, path: str, name: str, mo
             assert ended.value.code == 2 and said[-1].startswith("error: ") and "Traceback" not in "".join(said)
 
 
-def test_a_file_that_changes_while_a_run_goes_on_is_noticed_afterwards(project: Path) -> None:
+def test_a_file_that_changes_during_a_run_is_noticed(project: Path) -> None:
     run = begun(project, "net.py:Net")
     launch = Launch.resume(run)
 
@@ -263,7 +266,7 @@ def test_the_command_says_it_in_one_line_and_force_is_for_resume(run: Path, monk
     assert not ended.value.code and list_runs(run.parent)[0].status == "done"
 
 
-def test_checkpoints_of_the_first_format_are_not_used_and_their_runs_are_still_read(run: Path) -> None:
+def test_runs_with_checkpoints_of_the_first_format_are_read(run: Path) -> None:
     import hashlib
 
     for checkpoint in (run / "checkpoints").iterdir():

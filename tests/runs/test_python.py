@@ -32,8 +32,8 @@ ENGINES = ["loop", "vmap", "stacked"]
 
 
 @pytest.fixture(scope="module", params=ENGINES)
-def whole(request, server: Server) -> tuple[str, Path]:
-    """An engine, and a run of the program that nobody disturbed."""
+def uninterrupted(request, server: Server) -> tuple[str, Path]:
+    """An engine, and a run of the program without interruption."""
     path = server.folder / f"whole-{request.param}"
     code, said = server.run("python", PROGRAM, path, request.param)
     assert (code, said) == (0, "1\n2\n3\n")
@@ -46,8 +46,8 @@ def place(run: Path) -> tuple[int, int]:
     return tuple(map(int, (newest + "-0").split("-")[:2]))
 
 
-def test_killed_again_and_again(whole: tuple[str, Path], server: Server, tmp_path: Path) -> None:
-    engine, undisturbed = whole
+def test_killed_again_and_again(uninterrupted: tuple[str, Path], server: Server, tmp_path: Path) -> None:
+    engine, undisturbed = uninterrupted
     run = tmp_path / "run"
     for moment in (1, 3, GROUP_ROUNDS + 2, 2 * GROUP_ROUNDS + 4):
         process = server.start("python", PROGRAM, run, engine, int(signal.SIGKILL), moment)
@@ -57,10 +57,10 @@ def test_killed_again_and_again(whole: tuple[str, Path], server: Server, tmp_pat
     assert contents(run) == contents(undisturbed)
 
 
-def test_stopped_within_a_round_after_the_group_round_in_progress(
-    whole: tuple[str, Path], server: Server, tmp_path: Path
+def test_a_signal_stops_a_run_after_the_current_group_round(
+    uninterrupted: tuple[str, Path], server: Server, tmp_path: Path
 ) -> None:
-    engine, undisturbed = whole
+    engine, undisturbed = uninterrupted
     run, done = tmp_path / "run", 0
     for number, moment in ((signal.SIGINT, 2), (signal.SIGTERM, 1), (signal.SIGINT, 4), (signal.SIGINT, 5)):
         code, said = server.run("python", PROGRAM, run, engine, int(number), moment)
@@ -75,7 +75,7 @@ def test_stopped_within_a_round_after_the_group_round_in_progress(
     code, said = server.run("python", PROGRAM, run, engine)
     assert code == 0, said
     assert contents(run) == contents(undisturbed)
-    after = [(each["after"], each.get("meetings", 0)) for each in read_run(run).continued]
+    after = [(continuation["after"], continuation.get("meetings", 0)) for continuation in read_run(run).continued]
     assert after == [(0, 2), (0, 3), (1, 2), (2, 2)]
 
 
@@ -136,10 +136,10 @@ def study(model=nn.Linear, classes: int = 3, **more):
     random = torch.Generator().manual_seed(1)
     inputs = torch.randn(40, 4, generator=random)
     targets = (inputs @ torch.randn(4, classes, generator=random)).argmax(dim=1)
-    given = {"rounds": 3, "periods": [2, 2], "batch": 5, "test": (inputs, targets), **more}
-    made = model if isinstance(model, nn.Module) else lambda: nn.Linear(4, classes)
-    data = given.pop("data", (inputs, targets))
-    return simulate(made, data, [range(10 * i, 10 * i + 10) for i in range(4)], "2x2", **given)
+    options = {"rounds": 3, "periods": [2, 2], "batch": 5, "test": (inputs, targets), **more}
+    build = model if isinstance(model, nn.Module) else lambda: nn.Linear(4, classes)
+    data = options.pop("data", (inputs, targets))
+    return simulate(build, data, [range(10 * i, 10 * i + 10) for i in range(4)], "2x2", **options)
 
 
 def test_it_is_listed_and_read_like_any_other(tmp_path: Path) -> None:
@@ -204,8 +204,8 @@ PARTS = [range(10 * client, 10 * client + 10) for client in range(4)]
 )
 def test_data_in_any_form(model, data, parts, more, tmp_path: Path) -> None:
     def make():
-        given = {"periods": [2, 1], "rounds": 2, "batch": 5, **more}
-        return simulate(lambda: model(4, 3), data, parts, "2x2", save=tmp_path / "x", **given)
+        options = {"periods": [2, 1], "rounds": 2, "batch": 5, **more}
+        return simulate(lambda: model(4, 3), data, parts, "2x2", save=tmp_path / "x", **options)
 
     result = make().run()
     run = read_run(tmp_path / "x")
@@ -218,8 +218,8 @@ def test_tables_to_test_on_are_compared_by_their_numbers(tmp_path: Path) -> None
     import pandas as pd
 
     table, column = pd.DataFrame(INPUTS.numpy()), pd.Series(TARGETS.numpy())
-    given = {"periods": [1, 1], "rounds": 1, "save": tmp_path / "x"}
-    run = partial(simulate, lambda: nn.Linear(4, 3), (INPUTS, TARGETS), PARTS, "2x2", **given)
+    options = {"periods": [1, 1], "rounds": 1, "save": tmp_path / "x"}
+    run = partial(simulate, lambda: nn.Linear(4, 3), (INPUTS, TARGETS), PARTS, "2x2", **options)
     run(test=(table, column)).run()
     assert run(test=(table.copy(), column)).done
     with pytest.raises(InvalidInput, match=r"data\.test was"):
@@ -237,18 +237,19 @@ def test_rates_of_numpy_are_kept_as_numbers(tmp_path: Path) -> None:
 
 
 def test_rounds_asked_for_one_by_one_are_kept_as_well(tmp_path: Path) -> None:
-    whole = study(save=tmp_path / "whole")
-    whole.run()
+    uninterrupted = study(save=tmp_path / "whole")
+    uninterrupted.run()
     first = study()
     first.save(tmp_path / "x", checkpoint_every=1)
     next(first)
+    (tmp_path / "link").symlink_to(tmp_path)
     again = study()
-    again.save(tmp_path / "x", checkpoint_every=1)
-    assert len(again.history) == 1, "the same process, as a notebook does"
+    again.save(tmp_path / "link/x", checkpoint_every=1)
+    assert len(again.history) == 1, "the same process, as a notebook does, and whatever leads to the folder"
     with pytest.raises(InvalidInput, match="this run was ended"):
         next(first)
     assert [record.round for record in again] == [2, 3]
-    assert everything(again) == everything(whole)
+    assert everything(again) == everything(uninterrupted)
     assert contents(tmp_path / "x")["model"] == contents(tmp_path / "whole")["model"]
 
 
@@ -328,11 +329,11 @@ def test_objects_are_named_by_where_they_come_from(tmp_path: Path, monkeypatch: 
     import my_nets  # type: ignore[import-not-found]
 
     def make():
-        given = torch.zeros(40, 4), torch.zeros(40, dtype=torch.int64)
+        options = torch.zeros(40, 4), torch.zeros(40, dtype=torch.int64)
         parts = [range(10 * i, 10 * i + 10) for i in range(4)]
         chain = leaf(0.1, clip_norm=1.0)
         return simulate(
-            my_nets.net, given, parts, "2x2", [mtgc("keep"), mtgc("zero")], periods=[2, 2], rounds=2,
+            my_nets.net, options, parts, "2x2", [mtgc("keep"), mtgc("zero")], periods=[2, 2], rounds=2,
             loss=my_nets.loss, leaf=chain, save=tmp_path / "x",
         )  # fmt: skip
 

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from stratafl import InvalidInput, Rule, average, leaf, mtgc
 from stratafl.base.state_dict import from_json_and_tensors, load_like, to_json_and_tensors
 from stratafl.rules.registry import entries
-from stratafl.runs.checkpoint import Checkpoints, Progress
+from stratafl.runs.checkpoint import Checkpoints, LogDigest, Progress
 from stratafl.runs.provenance import Provenance
-from stratafl.runs.round_log import LogDigest
 from tests.runs.states import everything, federation, through_a_file
 
 
@@ -28,16 +27,16 @@ def test_a_module_of_few_bits_goes_on_like_any_other(engine: str, dtype: torch.d
     def make():
         return federation("mtgc", 2, module=lambda: nn.Linear(4, 3).to(dtype), engine=engine)
 
-    whole, first, second = make(), make(), make()
+    uninterrupted, first, second = make(), make(), make()
     next(first)
     second.restore(through_a_file(first, tmp_path))
-    assert torch.equal(second.run().models[0], whole.run().models[0])
+    assert torch.equal(second.run().models[0], uninterrupted.run().models[0])
     assert second.result().models[0].dtype == dtype
 
 
 def check_resume(make, folder: Path, stop: int = 2) -> None:
-    whole = make()
-    whole.run()
+    uninterrupted = make()
+    uninterrupted.run()
     first = make()
     for _ in range(stop):
         next(first)
@@ -46,7 +45,7 @@ def check_resume(make, folder: Path, stop: int = 2) -> None:
     second.restore(state)
     assert everything(second) == everything(first)
     second.run()
-    assert everything(second) == everything(whole)
+    assert everything(second) == everything(uninterrupted)
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in entries()])
@@ -80,9 +79,9 @@ def test_buffers_and_random_modules(tmp_path: Path) -> None:
 
 def test_a_client_that_is_refused(tmp_path: Path) -> None:
     def broken():
-        made = federation(["scaffold"] * 2, 2)
-        made.engine.training.samples.inputs_N[:4] = float("nan")
-        return made
+        sim = federation(["scaffold"] * 2, 2)
+        sim.engine.training.samples.inputs_N[:4] = float("nan")
+        return sim
 
     check_resume(broken, tmp_path)
     assert broken().run().refused
@@ -170,11 +169,11 @@ def test_what_a_state_cannot_hold_is_said() -> None:
             load_like({"a": wrong}, {"a": wrong}, "here")
 
 
-def test_stop_at_ends_a_run_and_its_resumed_half_in_the_same_round(tmp_path: Path) -> None:
-    whole = federation("mtgc", 2, rounds=60, leaf=0.3)
-    whole.run()
-    target = max(r.metrics["accuracy"] for r in whole.history[:20])
-    reached = next(r.round for r in whole.history if r.metrics["accuracy"] >= target)
+def test_stop_at_ends_a_resumed_run_in_the_same_round(tmp_path: Path) -> None:
+    uninterrupted = federation("mtgc", 2, rounds=60, leaf=0.3)
+    uninterrupted.run()
+    target = max(r.metrics["accuracy"] for r in uninterrupted.history[:20])
+    reached = next(r.round for r in uninterrupted.history if r.metrics["accuracy"] >= target)
     assert 2 < reached < 60
 
     def make():
@@ -183,5 +182,5 @@ def test_stop_at_ends_a_run_and_its_resumed_half_in_the_same_round(tmp_path: Pat
     assert len(make().run().history) == reached
     check_resume(make, tmp_path)
     assert [dataclasses.replace(r, seconds=0) for r in make().run().history] == [
-        dataclasses.replace(r, seconds=0) for r in whole.history[:reached]
+        dataclasses.replace(r, seconds=0) for r in uninterrupted.history[:reached]
     ]

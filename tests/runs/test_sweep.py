@@ -13,9 +13,11 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from stratafl import InvalidInput
 from stratafl.base.signals import Interrupted
+from stratafl.cli.main import app
 from stratafl.config.schema import Config
 from stratafl.metrics.objective import Goal
 from stratafl.runs import StoredRun, list_runs, read_run
@@ -46,7 +48,7 @@ def test_a_grid_is_every_combination_with_the_seeds_fastest() -> None:
     assert config.model == CONFIG["model"]
 
 
-def test_keys_may_be_dotted_quoted_or_tables_and_one_value_is_no_part_of_a_name() -> None:
+def test_forms_of_keys_and_names_of_variants() -> None:
     same = [{"leaf.lr": [0.1]}, {"leaf": {"lr": [0.1]}}]
     for grid in same:
         (entry,) = Plan.of({"base": CONFIG, "grid": grid}, "study").entries
@@ -99,7 +101,7 @@ def test_what_does_not_fit_is_said(values: dict, said: str) -> None:
 # -- running them ----------------------------------------------------------------------------------
 
 
-def test_done_is_skipped_interrupted_goes_on_and_a_failure_stops_nobody(tmp_path: Path) -> None:
+def test_a_sweep_skips_finished_runs_and_resumes_others(tmp_path: Path) -> None:
     good = {f"seed{seed}": Config.of({**BASE, "run": {**BASE["run"], "seed": seed}}) for seed in (1, 2)}
     plugin = tmp_path / "fatal.py"
     plugin.write_text("import os, sys\nprint('farewell', file=sys.stderr, flush=True)\nos._exit(7)\n")
@@ -170,6 +172,20 @@ def test_a_sweep_notes_its_target(tmp_path: Path) -> None:
     for text in ("[]", '{"target": 3}', "{", '{"target": {"metric": "loss", "value": "low", "sign": ""}}'):
         (tmp_path / "sweep.json").write_text(text)
         assert noted_target(tmp_path) is None
+
+
+def test_a_target_that_nothing_measures_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty column would not say why it is empty."""
+    config = 'model.name = "logistic"\nschedule.periods = [1, 1]\nrun = { rounds = 1, keep_state = true }\n'
+    config += 'data = { name = "synthetic", synthetic = { samples = 20, features = 3, classes = 2 } }\n'
+    for name, text in {"base.toml": config, "study.toml": 'config = "base.toml"\ntarget = "f1 >= 0.5"\n'}.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    for words, field in (([], "target = 'f1 >= 0.5'"), (["--target", "f1=0.7"], "--target = 'f1=0.7'")):
+        ran = CliRunner().invoke(app, ["sweep", "study.toml", "--workers", "1", "--quiet", *words])
+        assert str(ran.exception) == f"{field}: these runs have accuracy, loss"
+    ran = CliRunner().invoke(app, ["sweep", "study.toml", "--workers", "1", "--quiet", "--target", "loss=9"])
+    assert ran.exit_code == 0 and "rounds to 9" in ran.output and len(list_runs(tmp_path / "runs")) == 1
 
 
 @pytest.mark.slow
@@ -257,13 +273,13 @@ def stored(*accuracies: float) -> StoredRun:
     return StoredRun(Path(), "n", "i", "done", "", len(rounds), len(rounds), "", "", {}, {}, rounds, {}, {})
 
 
-def test_mean_and_deviation_over_seeds_and_the_paper_s_sign_for_never() -> None:
+def test_mean_and_deviation_over_seeds_and_targets_missed() -> None:
     config = Config.of(CONFIG)
     groups = {"both": [(0.5, 0.9), (0.7, 0.8)], "one": [(0.1, 0.2), (0.75, 0.8)], "none": [(0.1, 0.2), (0.1, 0.1)]}
     entries = [PlannedRun(f"{g}{i}", g, config) for g, runs in groups.items() for i in range(len(runs))]
     entries.append(PlannedRun("lone0", "lone", config))
     entries.append(PlannedRun("absent0", "absent", config))
-    runs = {f"{g}{i}": stored(*values) for g, each in groups.items() for i, values in enumerate(each)}
+    runs = {f"{g}{i}": stored(*values) for g, curves in groups.items() for i, values in enumerate(curves)}
     runs["lone0"] = stored(0.9)
     rows = {row.group: row for row in table(entries, runs, target=Goal("accuracy", 0.7))}
     assert rows["both"].final_text == "0.8500 ± 0.0707"

@@ -158,8 +158,8 @@ def test_tensorboard_goes_on_in_the_same_events(tmp_path: Path) -> None:
     folder, losses = halves(tmp_path, lambda folder, done: [TensorBoard(folder / "tensorboard", done)])
     events = accumulator.EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
-    assert [each.step for each in events.Scalars("test/loss")] == [1, 2, 3]
-    assert [each.value for each in events.Scalars("test/loss")] == pytest.approx(losses)
+    assert [event.step for event in events.Scalars("test/loss")] == [1, 2, 3]
+    assert [event.value for event in events.Scalars("test/loss")] == pytest.approx(losses)
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ def records_of(path: Path) -> list[Any]:
     return result
 
 
-def whole(path: Path) -> list[Any]:
+def complete_records(path: Path) -> list[Any]:
     """The same once all of it is there: another process writes it, also after a run is finished."""
     give_up = time.monotonic() + 300
     while not (result := records_of(path)) or not result[-1].HasField("exit"):
@@ -202,8 +202,8 @@ def whole(path: Path) -> list[Any]:
 def test_weights_and_biases_offline(offline: None, tmp_path: Path) -> None:
     folder, losses = halves(tmp_path, lambda folder, done: trackers_for(["wandb"], folder, "small", folder.name, done))
     stored = sorted((folder / "wandb").glob("offline-run-*/run-*.wandb"))
-    assert {each.name for each in stored} == {f"run-{folder.name}.wandb"}, "one run, however often it went on"
-    result = [record for path in stored for record in whole(path)]
+    assert {file.name for file in stored} == {f"run-{folder.name}.wandb"}, "one run, however often it went on"
+    result = [record for path in stored for record in complete_records(path)]
     runs = [record.run for record in result if record.HasField("run")]
     assert {(run.project, run.display_name, run.run_id) for run in runs} == {("stratafl", "small", folder.name)}
     settings = {update.key: json.loads(update.value_json) for update in runs[0].config.update}
@@ -227,8 +227,8 @@ def test_mlflow_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     def track(folder: Path, done: int):
         client = mlflow.MlflowClient()
-        known = client.get_experiment_by_name("stratafl")
-        seen.extend(run.info.status for run in client.search_runs([known.experiment_id])) if known else None
+        experiment = client.get_experiment_by_name("stratafl")
+        seen.extend(run.info.status for run in client.search_runs([experiment.experiment_id])) if experiment else None
         return trackers_for(["mlflow"], folder, "small", folder.name, done)
 
     _, losses = halves(tmp_path, track)
@@ -237,9 +237,9 @@ def test_mlflow_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (run,) = client.search_runs([client.get_experiment_by_name("stratafl").experiment_id])
     assert (run.info.status, run.info.run_name) == ("FINISHED", "small")
     assert run.data.params["tree.shape"] == "2x2"
-    metrics = sorted(client.get_metric_history(run.info.run_id, "test/loss"), key=lambda each: each.step)
-    assert [each.step for each in metrics] == [1, 2, 3]
-    assert [each.value for each in metrics] == pytest.approx(losses)
+    metrics = sorted(client.get_metric_history(run.info.run_id, "test/loss"), key=lambda metric: metric.step)
+    assert [metric.step for metric in metrics] == [1, 2, 3]
+    assert [metric.value for metric in metrics] == pytest.approx(losses)
 
 
 def test_mlflow_takes_any_name_and_a_run_without_an_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +259,7 @@ def test_a_tracker_that_cannot_begin_does_not_end_the_run(
 ) -> None:
     wandb = pytest.importorskip("wandb")
 
-    def refuse(**given: Any) -> None:
+    def refuse(**settings: Any) -> None:
         raise wandb.errors.UsageError("api_key not configured (no-tty). call wandb.login(key=[your_api_key])")
 
     monkeypatch.setattr(wandb, "init", refuse)

@@ -25,19 +25,19 @@ def within(rules: object, depth: int = 2, **more):
 
 def check_every_meeting(make, folder: Path) -> None:
     """Leave the run after each of its meetings, and go on from there."""
-    whole = make()
-    whole.run()
+    uninterrupted = make()
+    uninterrupted.run()
     first = make()
-    for number in range(whole.rounds * whole.meetings_per_round):
+    for number in range(uninterrupted.rounds * uninterrupted.meetings_per_round):
         first.advance()
-        here = folder / str(number)
-        here.mkdir()
+        checkpoint_folder = folder / str(number)
+        checkpoint_folder.mkdir()
         second = make()
-        second.restore(through_a_file(first, here))
+        second.restore(through_a_file(first, checkpoint_folder))
         assert everything(second) == everything(first)
         second.run()
-        assert everything(second) == everything(whole)
-    assert everything(first) == everything(whole), "asking for the state changes nothing"
+        assert everything(second) == everything(uninterrupted)
+    assert everything(first) == everything(uninterrupted), "asking for the state changes nothing"
 
 
 @pytest.mark.parametrize("engine", ["loop", "vmap", "stacked"])
@@ -64,9 +64,9 @@ def test_an_optimiser_that_outlives_meetings(engine: str, tmp_path: Path) -> Non
 
 
 def broken():
-    made = within(["scaffold"] * 2)
-    made.engine.training.samples.inputs_N[:4] = float("nan")
-    return made
+    sim = within(["scaffold"] * 2)
+    sim.engine.training.samples.inputs_N[:4] = float("nan")
+    return sim
 
 
 def test_who_was_refused_before_is_in_the_record(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_left_round_knows_what_it_saw() -> None:
 
 def test_meetings_are_told_as_they_are_held() -> None:
     simulation, output = within("mtgc"), []
-    simulation.met = lambda meetings, of: output.append((meetings, of))
+    simulation.on_sync = lambda meetings, of: output.append((meetings, of))
     next(simulation)
     assert output == [(1, 4), (2, 4), (3, 4)], "the last one ends the round"
 
@@ -123,15 +123,15 @@ def test_a_checkpoint_from_before_there_were_those_within_rounds(tmp_path: Path)
     simulation = within("mtgc")
     next(simulation)
     through_a_file(simulation, tmp_path)
-    here = tmp_path / "checkpoints" / "000001"
-    described = json.loads((here / "state.json").read_text())
+    checkpoint_folder = tmp_path / "checkpoints" / "000001"
+    described = json.loads((checkpoint_folder / "state.json").read_text())
     assert described["format"] == 4 and described.pop("meetings") == 0
-    rewrite(here, described)
+    rewrite(checkpoint_folder, described)
     assert Checkpoints(tmp_path, "run").read(Progress(1))["step"] == 8
-    rewrite(here, {**described, "meetings": 2})
+    rewrite(checkpoint_folder, {**described, "meetings": 2})
     with pytest.raises(InvalidInput, match="it belongs to round 1 and 2 meetings of the next"):
         Checkpoints(tmp_path, "run").read(Progress(1))
-    here.rename(here.with_name("000001-000002"))
+    checkpoint_folder.rename(checkpoint_folder.with_name("000001-000002"))
     with pytest.raises(InvalidInput, match="its state is not that of round 1 and 2 meetings of the next"):
         Checkpoints(tmp_path, "run").read(Progress(1, 2))
 
@@ -160,9 +160,9 @@ def test_places_are_in_order_and_known_by_their_names() -> None:
 
 
 def test_a_restored_run_forgets_the_round_it_was_in() -> None:
-    whole, other = within("mtgc"), within("mtgc")
-    start = whole.state()
+    uninterrupted, other = within("mtgc"), within("mtgc")
+    start = uninterrupted.state()
     other.advance()
     other.restore(start)
     assert other.meetings == 0
-    torch.testing.assert_close(next(other).drift, next(whole).drift, rtol=0, atol=0)
+    torch.testing.assert_close(next(other).drift, next(uninterrupted).drift, rtol=0, atol=0)

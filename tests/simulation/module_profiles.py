@@ -28,18 +28,18 @@ def plain_rounds(
     for round in range(rounds):
         trained = []
         for client, part in enumerate(PARTS):
-            mine = copy.deepcopy(module)
+            copied = copy.deepcopy(module)
             for chosen in batch_indices(0, client, len(part), round * steps, steps, batch):
                 numbers = torch.tensor(part)[chosen]
-                mine.zero_grad()
-                loss(mine(pair[0][numbers].clone()), pair[1][numbers]).backward()
+                copied.zero_grad()
+                loss(copied(pair[0][numbers].clone()), pair[1][numbers]).backward()
                 with torch.no_grad():
-                    for parameter in mine.parameters():
+                    for parameter in copied.parameters():
                         if parameter.grad is not None:
                             parameter -= 0.1 * parameter.grad
-            trained.append(mine.state_dict())
+            trained.append(copied.state_dict())
         mean = {
-            name: sum(each[name] for each in trained) / 3 if value.is_floating_point() else value
+            name: sum(state[name] for state in trained) / 3 if value.is_floating_point() else value
             for name, value in trained[0].items()
         }
         module.load_state_dict(mean)

@@ -74,9 +74,9 @@ def test_a_nan_client_counts_as_absent(rules) -> None:
     assert expected.refused == {}
     np.testing.assert_array_equal(root(result), root(expected))
     np.testing.assert_array_equal(result.models[1], expected.models[1])
-    for mine, theirs in zip(result.corrections, expected.corrections, strict=True):
-        if theirs is not None:
-            np.testing.assert_array_equal(mine, theirs)
+    for actual, right in zip(result.corrections, expected.corrections, strict=True):
+        if right is not None:
+            np.testing.assert_array_equal(actual, right)
 
 
 @METHODS

@@ -34,16 +34,16 @@ NAMES = Tree.of("2x2").names
 
 
 def run(**settings: Any) -> Simulation:
-    made = {
+    options = {
         "periods": [2, 2], "rounds": 2, "leaf": 0.2, "batch": 4, "test": (TEST_X, TEST_Y), "evaluate_levels": [0, 1, 2],
         "test_partition": OWN, "metrics": ["f1"],
     }  # fmt: skip
-    return simulate(lambda: nn.Linear(4, 4), (X, Y), PARTS, "2x2", "hfedavg", seed=1, **{**made, **settings})
+    return simulate(lambda: nn.Linear(4, 4), (X, Y), PARTS, "2x2", "hfedavg", seed=1, **{**options, **settings})
 
 
-def by_hand(result: Any, name: str, own: list[int]) -> dict[str, float]:
-    scores = result.model_of(name)(TEST_X[own]).detach()
-    said, true = scores.argmax(dim=1), TEST_Y[own]
+def by_hand(result: Any, name: str, samples: list[int]) -> dict[str, float]:
+    scores = result.model_of(name)(TEST_X[samples]).detach()
+    said, true = scores.argmax(dim=1), TEST_Y[samples]
     f1 = [
         2 * int(((said == k) & (true == k)).sum()) / count
         for k in range(4)
@@ -60,11 +60,13 @@ def test_every_node_is_evaluated_on_its_own() -> None:
     """A client on its own test data, a group on that of its clients, the root on all there is."""
     result = run().run()
     last = result.history[-1]
-    expected = {NAMES[2][client]: by_hand(result, NAMES[2][client], own) for client, own in enumerate(OWN) if own}
+    expected = {
+        NAMES[2][client]: by_hand(result, NAMES[2][client], samples) for client, samples in enumerate(OWN) if samples
+    }
     expected |= {NAMES[1][g]: by_hand(result, NAMES[1][g], OWN[2 * g] + OWN[2 * g + 1]) for g in range(2)}
     assert set(last.nodes) == set(expected), "one that has none is left out"
-    for name, found in expected.items():
-        assert last.nodes[name] == pytest.approx(found, rel=1e-5)
+    for name, metrics in expected.items():
+        assert last.nodes[name] == pytest.approx(metrics, rel=1e-5)
     assert last.metrics == pytest.approx(by_hand(result, "root", list(range(50))), rel=1e-5)
     for level in (1, 2):
         for metric, worst in (("loss", max), ("accuracy", min), ("f1", min)):
@@ -74,12 +76,12 @@ def test_every_node_is_evaluated_on_its_own() -> None:
             )
 
 
-def test_a_data_set_for_each_is_the_same_and_together_they_are_the_test_data() -> None:
-    own = [None if not mine else (TEST_X[mine], TEST_Y[mine]) for mine in OWN]
-    own[1] = TensorDataset(*own[1])  # type: ignore[misc, assignment, call-overload]
-    both, alone = run(test_partition=own).run().history[-1], run(test_partition=own, test=None).run()
+def test_data_sets_per_client_are_together_the_test_data() -> None:
+    data_sets = [None if not samples else (TEST_X[samples], TEST_Y[samples]) for samples in OWN]
+    data_sets[1] = TensorDataset(*data_sets[1])  # type: ignore[misc, assignment, call-overload]
+    both, alone = run(test_partition=data_sets).run().history[-1], run(test_partition=data_sets, test=None).run()
     assert both.nodes == run().run().history[-1].nodes
-    together = [number for mine in OWN for number in mine]
+    together = [number for samples in OWN for number in samples]
     assert alone.history[-1].nodes == both.nodes
     assert alone.history[-1].metrics == pytest.approx(by_hand(alone, "root", together), rel=1e-5)
 
@@ -87,8 +89,10 @@ def test_a_data_set_for_each_is_the_same_and_together_they_are_the_test_data() -
 def test_without_it_all_nodes_have_the_same_test_data() -> None:
     result = run(test_partition=None).run()
     expected = [by_hand(result, name, list(range(50))) for name in NAMES[2]]
-    assert [result.history[-1].nodes[name] for name in NAMES[2]] == [pytest.approx(each, rel=1e-5) for each in expected]
-    assert result.history[-1].over_nodes["2"]["accuracy"]["worst"] == min(each["accuracy"] for each in expected)
+    assert [result.history[-1].nodes[name] for name in NAMES[2]] == [
+        pytest.approx(metrics, rel=1e-5) for metrics in expected
+    ]
+    assert result.history[-1].over_nodes["2"]["accuracy"]["worst"] == min(metrics["accuracy"] for metrics in expected)
 
 
 def test_records_keep_it_and_earlier_ones_lack_it() -> None:
@@ -103,13 +107,13 @@ def test_records_keep_it_and_earlier_ones_lack_it() -> None:
 
 def test_with_one_that_is_no_number_there_is_no_mean() -> None:
     tree = Tree.of(2)
-    found = over_nodes(tree, {"0": {"loss": math.nan}, "1": {"loss": 1.0}}, {"loss": "lower"})["1"]["loss"]
-    assert list(found) == ["mean", "worst", "deviation"] and all(map(math.isnan, found.values()))
+    statistics = over_nodes(tree, {"0": {"loss": math.nan}, "1": {"loss": 1.0}}, {"loss": "lower"})["1"]["loss"]
+    assert list(statistics) == ["mean", "worst", "deviation"] and all(map(math.isnan, statistics.values()))
 
 
 def test_a_matrix_of_sample_numbers_is_a_list_of_them() -> None:
     numbers = np.arange(8).reshape(4, 2)
-    records = [next(run(test_partition=each)) for each in (numbers.tolist(), numbers, torch.tensor(numbers))]
+    records = [next(run(test_partition=partition)) for partition in (numbers.tolist(), numbers, torch.tensor(numbers))]
     assert records[0].nodes == records[1].nodes == records[2].nodes != {}
 
 
@@ -117,11 +121,11 @@ def test_the_clients_below_a_node_are_looked_for_once_a_level(monkeypatch: pytes
     tree, asked = Tree.of([[2, 1], [3], [1, 2, 2]]), []
     ancestors = Tree.ancestors
     monkeypatch.setattr(Tree, "ancestors", lambda tree, level: asked.append(level) or ancestors(tree, level))
-    own = ClientTestData((torch.arange(11), torch.arange(11)), ClientIndex(torch.arange(11), np.arange(12)))
+    client_data = ClientTestData((torch.arange(11), torch.arange(11)), ClientIndex(torch.arange(11), np.arange(12)))
     for level in range(4):
         for number in range(tree.sizes[level]):
             below = [leaf for leaf, name in enumerate(tree.names[3]) if name in tree.subtree(level, number)]
-            assert own.of(tree, level, number)[1].tolist() == below
+            assert client_data.of(tree, level, number)[1].tolist() == below
     assert asked == [0, 1, 2, 3]
 
 
@@ -139,7 +143,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "said"), WRONG, ids=[each[1] for each in WRONG])
+@pytest.mark.parametrize(("settings", "said"), WRONG, ids=[case[1] for case in WRONG])
 def test_what_is_wrong_is_said(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
         run(**settings)
@@ -163,8 +167,8 @@ def test_each_client_has_its_share_of_each_class() -> None:
 def test_owners_keep_their_test_samples() -> None:
     owner_train, owner_test = np.array([0, 0, 1, 1, 2, 2]), np.array([2, 0, 1, 3, 0])
     data = Labels(np.zeros(6, int), np.zeros(5, int), owner_train=owner_train, owner_test=owner_test)
-    mine, yours = like_train(data, [np.array([0, 1, 4, 5]), np.array([2, 3])], 0)
-    assert (mine.tolist(), yours.tolist()) == ([0, 1, 4], [2])
+    first, second = like_train(data, [np.array([0, 1, 4, 5]), np.array([2, 3])], 0)
+    assert (first.tolist(), second.tolist()) == ([0, 1, 4], [2])
     divided = like_train(data, [np.array([0, 2, 4]), np.array([1, 3, 5])], 0)
     assert sorted(np.concatenate(divided)) == [0, 1, 2, 3, 4], "by class where an owner's samples are divided"
 
@@ -180,19 +184,20 @@ def test_a_config_has_it() -> None:
         "data": {"name": "digits", "partition": ["iid", {"name": "classes", "k": 2}], "test_partition": "like_train"},
         "run": {"rounds": 1, "evaluate_levels": [1, 2]},
     })  # fmt: skip
-    made = experiment(config)
-    assert made.own_test is not None and made.test is not None
-    assert 0 < sum(map(len, made.own_test.clients)) <= len(made.test[1])
-    last = made.run().history[-1]
+    sim = experiment(config)
+    test, client_test = sim.evaluator.test, sim.evaluator.client_test
+    assert client_test is not None and test is not None
+    assert 0 < sum(map(len, client_test.clients)) <= len(test[1])
+    last = sim.run().history[-1]
     assert set(last.over_nodes) == {"1", "2"} and set(last.over_nodes["2"]["accuracy"]) == {
         "mean",
         "worst",
         "deviation",
     }
     held = prepared(config.data, Tree.of("2x2"), 0)
-    for client, mine in enumerate(held.clients):
-        tested = made.test[1][made.own_test.clients[client]]
-        assert set(held.samples.targets_N[mine].tolist()) == set(tested.tolist())
+    for client, samples in enumerate(held.clients):
+        tested = test[1][client_test.clients[client]]
+        assert set(held.samples.targets_N[samples].tolist()) == set(tested.tolist())
 
 
 def test_its_images_are_turned_as_the_client_s_are() -> None:
@@ -205,7 +210,7 @@ def test_its_images_are_turned_as_the_client_s_are() -> None:
     assert torch.equal(images[first], straight[first])
     assert not torch.equal(images[second], straight[second])
     turned = torch.rot90(straight[second], 1, (2, 3)), torch.rot90(straight[second], -1, (2, 3))
-    assert any(torch.allclose(images[second], each, atol=0.05) for each in turned)
+    assert any(torch.allclose(images[second], image, atol=0.05) for image in turned)
     assert torch.equal(held.test.samples.head(400), straight), "the root's stay upright"
 
 

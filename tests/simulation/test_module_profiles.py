@@ -62,9 +62,9 @@ MODULES = {
 @pytest.mark.parametrize("name", MODULES)
 def test_rounds_are_those_of_plain_pytorch(name: str, engine: str) -> None:
     module, pair = made(MODULES[name]), data()
-    before = [each.clone() for each in pair]
+    before = [tensor.clone() for tensor in pair]
     result = run(module, pair, engine, test=pair).run()
-    assert all(torch.equal(now, was) for now, was in zip(pair, before, strict=True))
+    assert all(torch.equal(after, copied) for after, copied in zip(pair, before, strict=True))
     expected = plain_rounds(module, before, 2, 3, 5)
     assert furthest(result.module, expected) < 1e-12
     expected.eval()
@@ -73,8 +73,8 @@ def test_rounds_are_those_of_plain_pytorch(name: str, engine: str) -> None:
     assert result.history[-1].metrics["loss"] == pytest.approx(float(loss), abs=1e-12)
 
 
-def test_data_that_shares_memory_with_the_user_s_arrays_stays_as_it_is() -> None:
-    inputs, targets = (each.numpy().copy() for each in data())
+def test_the_user_s_arrays_are_not_changed() -> None:
+    inputs, targets = (tensor.numpy().copy() for tensor in data())
     before = inputs.copy(), targets.copy()
 
     def greedy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -85,8 +85,8 @@ def test_data_that_shares_memory_with_the_user_s_arrays_stays_as_it_is() -> None
 
     losses = [r.metrics["loss"] for r in run(made(Changing), (inputs, targets), test=(inputs, targets), loss=greedy)]
     assert (inputs == before[0]).all() and (targets == before[1]).all()
-    right = [r.metrics for r in run(made(Changing), before, test=before)]
-    assert losses == pytest.approx([each["loss"] for each in right], abs=1e-12)
+    expected = [r.metrics for r in run(made(Changing), before, test=before)]
+    assert losses == pytest.approx([tensor["loss"] for tensor in expected], abs=1e-12)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -1,4 +1,4 @@
-"""What a simulation and its result show of themselves, in a notebook and in plain text."""
+"""Representation of a simulation and its result in notebooks and as plain text."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def test_a_plot_is_on_the_axes_given_and_shows_nothing(monkeypatch: pytest.Monke
 
     before = matplotlib.get_backend()
     monkeypatch.setattr(pyplot, "show", lambda: pytest.fail("nothing is shown"))
-    monkeypatch.setattr(matplotlib, "use", lambda *given: pytest.fail("the backend is the user's"))
+    monkeypatch.setattr(matplotlib, "use", lambda *arguments: pytest.fail("the backend is the user's"))
     result = made(evaluate_every=2).run()
     figure, axes = pyplot.subplots()
     try:
         assert result.plot("loss", ax=axes) is axes
         (line,) = axes.lines
         assert line.get_xdata().tolist() == [2, 4]
-        assert line.get_ydata().tolist() == [each.metrics["loss"] for each in result.history if each.metrics]
+        assert line.get_ydata().tolist() == [record.metrics["loss"] for record in result.history if record.metrics]
         assert (axes.get_xlabel(), axes.get_ylabel(), line.get_label()) == ("global round", "loss", "mtgc")
         other = result.plot()
         assert other is not axes and other.get_ylabel() == "accuracy"
@@ -75,18 +75,18 @@ def test_a_plot_is_on_the_axes_given_and_shows_nothing(monkeypatch: pytest.Monke
         made(test=None).run().plot()
 
 
-def test_a_card_is_whole_and_small_and_takes_its_colours_from_the_page() -> None:
+def test_a_card_is_valid_small_and_uses_the_page_s_colours() -> None:
     simulation = made({"name": "fedprox", "mu": 0.1})
     before = simulation._repr_html_()
     assert "<svg" not in before, "no curve yet"
     result = simulation.run()
-    for each in (simulation, result):
-        text = each._repr_html_()
+    for source in (simulation, result):
+        text = source._repr_html_()
         assert len(text) < 4000
-        whole = ET.fromstring(text)
-        shown = " ".join(whole.itertext())
+        card = ET.fromstring(text)
+        shown = " ".join(card.itertext())
         assert "fedprox (mu 0.1)" in shown and "1 > 2 > 4" in shown and "accuracy" in shown
-        (curve,) = whole.iter("polyline")
+        (curve,) = card.iter("polyline")
         assert len(curve.get("points", "").split()) == 4
         assert curve.get("stroke") == "currentColor"
         assert "http" not in text and "#" not in text, "nothing is loaded, and no colour set"

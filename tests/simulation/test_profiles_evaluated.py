@@ -14,14 +14,14 @@ from tests.metrics.evaluated import evaluated
 from tests.simulation.module_profiles import ENGINES, data, furthest, made, plain_rounds, run
 
 
-def test_a_loss_that_divides_by_weights_of_its_own_is_that_of_all_samples() -> None:
+def test_a_weighted_loss_is_evaluated_on_all_samples_at_once() -> None:
     random = torch.Generator().manual_seed(0)
     scores, labels = torch.randn(5000, 3, generator=random), torch.arange(5000).sort().values % 7 % 3
     weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 20.0]))
     order = labels.argsort()  # parts that differ
     scores, labels = scores[order], labels[order]
-    found = evaluated(lambda x: x, weighted, scores, labels)
-    assert found["loss"] == pytest.approx(float(weighted(scores, labels)), rel=1e-6)
+    metrics = evaluated(lambda x: x, weighted, scores, labels)
+    assert metrics["loss"] == pytest.approx(float(weighted(scores, labels)), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -37,9 +37,9 @@ def test_ignored_labels_are_neither_right_nor_wrong(loss, ignored: int) -> None:
     scores, labels = torch.randn(3000, 3, generator=random), torch.randint(2, (3000,), generator=random)
     labels[::3] = ignored
     counted = labels != ignored
-    found = evaluated(lambda x: x, loss, scores, labels, chunk=1000)
-    assert found["accuracy"] == float((scores.argmax(1) == labels)[counted].double().mean())
-    assert found["loss"] == pytest.approx(float(F.cross_entropy(scores[counted], labels[counted])), rel=1e-6)
+    metrics = evaluated(lambda x: x, loss, scores, labels, chunk=1000)
+    assert metrics["accuracy"] == float((scores.argmax(1) == labels)[counted].double().mean())
+    assert metrics["loss"] == pytest.approx(float(F.cross_entropy(scores[counted], labels[counted])), rel=1e-6)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

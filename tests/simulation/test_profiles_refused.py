@@ -16,7 +16,7 @@ from tests.simulation.module_profiles import ENGINES, data, made, run
 
 def test_what_cannot_be_copied_is_one_line() -> None:
     module = nn.Linear(4, 3)
-    module.handle = (each for each in ())  # a generator
+    module.handle = (item for item in ())  # a generator
     with pytest.raises(InvalidInput, match="cannot be copied") as problem:
         run(module, data())
     assert "\n" not in str(problem.value)
@@ -34,7 +34,7 @@ class Codes(nn.Module):
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("wrong", [-1, 8, 1000])
-def test_a_code_beyond_the_vocabulary_is_said_before_the_first_round(wrong: int, engine: str) -> None:
+def test_codes_beyond_the_vocabulary_are_refused_before_the_run(wrong: int, engine: str) -> None:
     codes = torch.randint(8, (24, 5), generator=torch.Generator().manual_seed(0))
     codes[20, 3] = wrong
     with pytest.raises(InvalidInput, match="beyond its embedding of 8 entries"):
@@ -45,16 +45,18 @@ def test_a_model_may_bring_its_codes_into_the_vocabulary_itself() -> None:
     codes = torch.arange(24 * 5).reshape(24, 5)
     for way in (lambda codes: codes.clamp(max=7), lambda codes: codes % 8):
         model = made(Codes)
-        model.register_forward_pre_hook(lambda _, given, way=way: (way(given[0]),))
-        result, expected = (run(model, (each, data()[1]), test=(each, data()[1])).run() for each in (codes, way(codes)))
+        model.register_forward_pre_hook(lambda _, inputs, way=way: (way(inputs[0]),))
+        result, expected = (
+            run(model, (codes_in, data()[1]), test=(codes_in, data()[1])).run() for codes_in in (codes, way(codes))
+        )
         assert torch.equal(result.models[0], expected.models[0])
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_code_computed_beyond_the_vocabulary_reads_nobody_s_entry(engine: str) -> None:
-    """One that neither the smallest nor the largest of the inputs shows."""
-    known = torch.tensor([0, 1, 8, 9])
-    codes = known[torch.randint(4, (24, 5), generator=torch.Generator().manual_seed(0))]
+def test_a_computed_code_beyond_the_vocabulary_reads_nothing(engine: str) -> None:
+    """A code that does not follow from the smallest and largest inputs."""
+    vocabulary = torch.tensor([0, 1, 8, 9])
+    codes = vocabulary[torch.randint(4, (24, 5), generator=torch.Generator().manual_seed(0))]
     codes[20, 3] = 3
     simulation = run(made(lambda: Codes(10, computed=True)), (codes, data()[1]), engine)
     assert simulation.engine.name == engine
@@ -67,7 +69,7 @@ def normed() -> nn.Module:
 
 
 @pytest.mark.parametrize(("batch", "names"), [(3, "0"), (1, "0, 1, 2"), (7, "1")])
-def test_a_batch_of_one_where_two_are_needed_is_said_before_the_first_round(batch: int, names: str) -> None:
+def test_a_batch_of_one_for_batch_norm_is_refused_before_the_run(batch: int, names: str) -> None:
     with pytest.raises(InvalidInput, match=f"leaves {names} a batch of one sample.*[0-9] would not") as problem:
         run(normed(), data(), batch=batch)
     assert "\n" not in str(problem.value)
@@ -76,7 +78,7 @@ def test_a_batch_of_one_where_two_are_needed_is_said_before_the_first_round(batc
     run(made(lambda: nn.Linear(4, 3)), data(), batch=batch).run()
 
 
-def test_training_that_fails_where_evaluation_does_not_is_one_line() -> None:
+def test_a_failure_in_training_mode_alone_is_one_line() -> None:
     class Fails(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             if self.training:
@@ -84,7 +86,7 @@ def test_training_that_fails_where_evaluation_does_not_is_one_line() -> None:
             return super().forward(x)
 
     with pytest.raises(InvalidInput, match="cannot be trained: RuntimeError: not like this") as problem:
-        run(Fails(4, 3), tuple(each.float() if each.is_floating_point() else each for each in data()))
+        run(Fails(4, 3), tuple(tensor.float() if tensor.is_floating_point() else tensor for tensor in data()))
     assert "\n" not in str(problem.value)
 
 
@@ -121,11 +123,11 @@ def test_an_engine_that_cannot_be_had_is_said_once(capsys) -> None:
     simulation = run(module, data(), "vmap", precision="bf16")
     assert (simulation.engine.name, simulation.engine.precision) == ("loop", "fp32"), "float64 is no 16 bits"
     simulation.run()
-    told = capsys.readouterr().err
-    assert told.count("engine 'vmap' was asked for, and loop trains the clients: the module or loss draws") == 1
-    assert "engine = 'stacked' gives each client draws of its own" in told
-    assert told.count("precision 'bf16' is not honoured: loop computes in fp32") == 1
-    assert len(told.strip().splitlines()) == 2
+    output = capsys.readouterr().err
+    assert output.count("engine 'vmap' was asked for, and loop trains the clients: the module or loss draws") == 1
+    assert "engine = 'stacked' gives each client draws of its own" in output
+    assert output.count("precision 'bf16' is not honoured: loop computes in fp32") == 1
+    assert len(output.strip().splitlines()) == 2
     for engine in (*ENGINES, "auto", None):
         run(made(lambda: nn.Linear(4, 3)), data(), engine).run()
     run(module, data(), "loop").run()
@@ -163,8 +165,8 @@ class Teacher(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
-            for mine, theirs in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
-                mine.data.mul_(0.9).add_(theirs.data, alpha=0.1)
+            for average, parameter in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                average.data.mul_(0.9).add_(parameter.data, alpha=0.1)
         return self.student(x) + 0.1 * self.teacher(x)
 
 
@@ -187,7 +189,7 @@ class Product(nn.Module):
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_a_precision_that_a_module_does_not_allow_is_no_traceback(precision: str) -> None:
+def test_an_unsupported_precision_is_one_line(precision: str) -> None:
     torch.manual_seed(0)
     inputs, labels = data()
     simulation = run(Product(), (inputs.float(), labels), "stacked", precision=precision)

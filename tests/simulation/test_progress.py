@@ -1,4 +1,4 @@
-"""How a run shows itself: on terminals of any width, in a notebook, in a pipe, and not at all."""
+"""Progress of a run on terminals of any width, in notebooks and in pipes, and switched off."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_terminal_without_rich(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 def test_shown_where_asked_for(capsys: pytest.CaptureFixture) -> None:
     simulation = study()
-    met = simulation.met
+    on_sync = simulation.on_sync
     simulation.run(progress=True)
     assert len(capsys.readouterr().err.splitlines()) == 2
-    assert simulation.met is met
+    assert simulation.on_sync is on_sync

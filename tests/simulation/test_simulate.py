@@ -46,10 +46,10 @@ def study(model=network, data=None, **changes):
 
 
 def assert_same(one: Result, other: Result) -> None:
-    for mine, theirs in zip(one.models, other.models, strict=True):
-        assert torch.equal(mine, theirs)
-    for mine, theirs in zip(one.corrections, other.corrections, strict=True):
-        assert torch.equal(mine, theirs)
+    for a, b in zip(one.models, other.models, strict=True):
+        assert torch.equal(a, b)
+    for a, b in zip(one.corrections, other.corrections, strict=True):
+        assert torch.equal(a, b)
 
 
 # -- iterating ------------------------------------------------------------------------------------
@@ -57,22 +57,22 @@ def assert_same(one: Result, other: Result) -> None:
 
 def test_iterating_gives_one_result_per_round() -> None:
     results = list(study(test=samples()))
-    assert [each.round for each in results] == [1, 2, 3]
-    assert [each.steps for each in results] == [4, 8, 12]
-    assert [each.lr for each in results] == [0.1] * 3
-    assert all(each.seconds > 0 and each.refused == () for each in results)
-    assert all(set(each.metrics) == {"loss", "accuracy"} for each in results)
+    assert [record.round for record in results] == [1, 2, 3]
+    assert [record.steps for record in results] == [4, 8, 12]
+    assert [record.lr for record in results] == [0.1] * 3
+    assert all(record.seconds > 0 and record.refused == () for record in results)
+    assert all(set(record.metrics) == {"loss", "accuracy"} for record in results)
 
 
 def test_stopping_and_going_on_changes_nothing() -> None:
     sim = study()
-    for each in sim:
-        if each.round == 1:
+    for record in sim:
+        if record.round == 1:
             break
     early = sim.result()
-    assert [each.round for each in early.history] == [1]
+    assert [record.round for record in early.history] == [1]
     late = sim.run()
-    assert [each.round for each in late.history] == [1, 2, 3]
+    assert [record.round for record in late.history] == [1, 2, 3]
     assert_same(late, study().run())
     assert len(early.history) == 1
     assert not torch.equal(early.models[0], late.models[0])
@@ -100,7 +100,7 @@ def test_the_leaf_may_be_changed_between_rounds() -> None:
     sim = study(leaf=0.1)
     next(sim)
     sim.leaf = leaf(0.05)
-    changed = [each.lr for each in sim]
+    changed = [record.lr for record in sim]
     scheduled = study(leaf=leaf(step_decay(0.1, every=1, factor=0.5)), rounds=2).run()
     assert changed[0] == scheduled.history[1].lr
     sim = study(leaf=0.1, rounds=2)
@@ -150,11 +150,11 @@ def test_the_module_s_mode_does_not_depend_on_test_data(test) -> None:
 
 
 def test_no_test_data_no_metrics() -> None:
-    assert [each.metrics for each in study()] == [{}, {}, {}]
+    assert [record.metrics for record in study()] == [{}, {}, {}]
 
 
 def test_evaluate_every_and_at_the_end() -> None:
-    evaluated = [bool(each.metrics) for each in study(rounds=5, evaluate_every=2, test=samples())]
+    evaluated = [bool(record.metrics) for record in study(rounds=5, evaluate_every=2, test=samples())]
     assert evaluated == [False, True, False, True, True]
 
 
@@ -202,15 +202,15 @@ def test_a_factory_is_called_under_the_seed() -> None:
     one, again, other = (study(seed=seed, rounds=1).run() for seed in (0, 0, 1))
     assert_same(one, again)
     assert not torch.equal(one.models[0], other.models[0])
-    made: list[nn.Module] = []
+    modules: list[nn.Module] = []
 
     def factory() -> nn.Module:
-        made.append(network())
-        return made[-1]
+        modules.append(network())
+        return modules[-1]
 
     study(factory)
-    assert len(made) == 1
-    assert_same(study(copy.deepcopy(made[0]), rounds=1).run(), one)
+    assert len(modules) == 1
+    assert_same(study(copy.deepcopy(modules[0]), rounds=1).run(), one)
 
 
 def test_a_loss_of_one_s_own() -> None:
@@ -231,11 +231,11 @@ def test_a_client_smaller_than_a_batch() -> None:
 
 
 def test_weights_by_samples() -> None:
-    given = study(weights="samples").run()
-    assert_same(given, study(weights=[4, 2, 3, 3]).run())
+    by_samples = study(weights="samples").run()
+    assert_same(by_samples, study(weights=[4, 2, 3, 3]).run())
     tree = Tree.of(TREE).weighted("samples", [4, 2, 3, 3])
-    assert_same(given, study(tree=tree).run())
-    assert not torch.equal(given.models[0], study().run().models[0])
+    assert_same(by_samples, study(tree=tree).run())
+    assert not torch.equal(by_samples.models[0], study().run().models[0])
 
 
 def test_the_seed_decides_the_batches() -> None:
@@ -272,9 +272,9 @@ def test_twins_drop_out_differently() -> None:
 
 
 def test_a_client_s_dropout_does_not_depend_on_the_others() -> None:
-    whole = study(dropout_network, rules="hfedavg", rounds=1, periods=[1, 2]).run()
+    everybody = study(dropout_network, rules="hfedavg", rounds=1, periods=[1, 2]).run()
     some = study(dropout_network, rules="hfedavg", rounds=1, periods=[1, 2], participation=without(0, 2)).run()
-    assert torch.equal(whole.models[2][3], some.models[2][3])
+    assert torch.equal(everybody.models[2][3], some.models[2][3])
 
 
 @pytest.mark.parametrize("restart", ["zero", "gradient"])

@@ -66,11 +66,11 @@ def test_noted_and_reconstructed_workloads_cost_the_same(name: str, tmp_path: Pa
 
 
 def costs_of(ready: PriceableRun) -> list[np.ndarray]:
-    found = ready.cost_on(NETWORK)
-    return [found.seconds_R, found.joules_R, found.money_R, *found.bytes]
+    costs = ready.cost_on(NETWORK)
+    return [costs.seconds_R, costs.joules_R, costs.money_R, *costs.bytes]
 
 
-@pytest.mark.parametrize("method", [*(each.name for each in entries()), {"rules": ["momentum", "scaffold"]}])
+@pytest.mark.parametrize("method", [*(method.name for method in entries()), {"rules": ["momentum", "scaffold"]}])
 def test_message_sizes_scale_with_the_model(method: object) -> None:
     rules = rules_for(method["rules"] if isinstance(method, dict) else method, 2)
     for dtype in (torch.float32, torch.float64):

@@ -13,8 +13,7 @@ from stratafl.metrics.objective import parse_goal
 from stratafl.network.specification import network
 from stratafl.tune.output import write
 from stratafl.tune.result import TuningResult, tune
-from stratafl.tune.space import space_of
-from stratafl.tune.task import TuningTask
+from stratafl.tune.task import TuningTask, space_of
 
 pytest.importorskip("optuna")
 

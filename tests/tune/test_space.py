@@ -12,8 +12,7 @@ import pytest
 from stratafl.base.errors import InvalidInput
 from stratafl.config.schema import Config
 from stratafl.tune.output import toml
-from stratafl.tune.space import space_of
-from stratafl.tune.task import budgets_of
+from stratafl.tune.task import budgets_of, space_of
 
 
 def config(**changes: Any) -> Config:

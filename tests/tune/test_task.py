@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from stratafl.network.distributions import Distribution
-from stratafl.network.specification import ZERO, Tier
+from stratafl.network.specification import ZERO, Distribution, Tier
 from tests.tune.conftest import TaskFactory
 
 

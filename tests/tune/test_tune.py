@@ -25,10 +25,8 @@ from stratafl.runs.reader import list_runs, read_run
 from stratafl.simulation.simulation import Simulation
 from stratafl.tune import trials
 from stratafl.tune.output import as_csv, plot_frontiers, trial_rows
-from stratafl.tune.result import TuningResult, tune
-from stratafl.tune.selection import frontier_segments
-from stratafl.tune.space import space_of
-from stratafl.tune.task import TuningTask
+from stratafl.tune.result import TuningResult, frontier_segments, tune
+from stratafl.tune.task import TuningTask, space_of
 from stratafl.tune.trials import last_round
 from tests.tune.conftest import CONFIG, NETWORKS, TaskFactory, silently
 

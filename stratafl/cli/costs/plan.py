@@ -16,8 +16,7 @@ from stratafl.cli.tables import Column, print_sentence, print_table
 from stratafl.runs import format
 
 if TYPE_CHECKING:
-    from stratafl.tune.result import TuningResult
-    from stratafl.tune.selection import NetworkResult, TuningCandidate
+    from stratafl.tune.result import NetworkResult, TuningCandidate, TuningResult
     from stratafl.tune.task import TuningTask
 
 PICTURES = ("frontier.png", "frontier.pdf")
@@ -119,8 +118,7 @@ def _question(
     from stratafl.config.schema import PLAN, Config, read_tables
     from stratafl.metrics.objective import parse_goal
     from stratafl.network.specification import network as found_network
-    from stratafl.tune.space import space_of
-    from stratafl.tune.task import COSTS, TuningTask, budgets_of
+    from stratafl.tune.task import COSTS, TuningTask, budgets_of, space_of
 
     if not networks:
         raise InvalidInput("--network", None, "must be given: a preset (see `stratafl networks`) or a .toml file")
@@ -220,7 +218,7 @@ def _frontier(made: TuningResult, answer: NetworkResult) -> None:
     """Where each setting leads: nothing that was tried was as good for less."""
     from stratafl.base.statistics import MeanStd
     from stratafl.tune.output import TITLES, unit_of
-    from stratafl.tune.selection import frontier_segments
+    from stratafl.tune.result import frontier_segments
 
     points = frontier_segments(answer.frontier)
     unit = unit_of(made, answer.network, [point.cost for point in points])

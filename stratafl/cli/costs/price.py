@@ -57,9 +57,8 @@ def price_command(
 ) -> None:
     """Say how long stored runs would take on a network, and what they would cost there."""
     from stratafl.cost.costs import PriceBatch
-    from stratafl.cost.figures import plot_time_breakdown
+    from stratafl.cost.figures import plot_round, plot_time_breakdown
     from stratafl.cost.pricing import ALL_ROUNDS, as_csv
-    from stratafl.cost.round_chart import plot_round
     from stratafl.cost.workload import named_networks, resolved
     from stratafl.network.specification import LARGEST
 

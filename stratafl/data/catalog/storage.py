@@ -62,7 +62,7 @@ class DatasetArrays:
 
 
 class DatasetTensors(NamedTuple):
-    """The four arrays as tensors on one device."""
+    """The four arrays as tensors."""
 
     x_train: Tensor
     y_train: Tensor
@@ -83,7 +83,7 @@ class StoredDataset(DatasetArrays):
     std: tuple[float, ...] = ()
 
     def __repr__(self) -> str:
-        """One line with the shapes of the arrays."""
+        """Describe the data set in one line with the shapes of the arrays."""
         shapes = ", ".join(f"{name} {getattr(self, name).dtype}{list(getattr(self, name).shape)}" for name in _ARRAYS)
         return f"{type(self).__name__}({self.name!r}, {self.kind}, {len(self.classes)} classes: {shapes})"
 
@@ -121,8 +121,8 @@ def add_statistics(name: str, form: str, samples: DatasetArrays) -> StoredDatase
 def _check(name: str, samples: DatasetArrays) -> None:
     """Refuse arrays that do not belong together, whatever reader they came from."""
 
-    def refuse(expected: str, found: object) -> InvalidInput:
-        return InvalidInput("data set", name, f"expected {expected}, found {found}")
+    def refuse(expected: str, present: object) -> InvalidInput:
+        return InvalidInput("data set", name, f"expected {expected}, found {present}")
 
     dtype = _DTYPES[samples.kind]
     dims = (3, 4) if samples.kind == "image" else (2,)
@@ -238,16 +238,15 @@ def _combined(digests: dict[str, str]) -> str:
 def read_meta(name: str, root: Path) -> dict[str, Any]:
     """Read meta.json, if it has this format."""
     path = root / name / "meta.json"
-    again = f"prepare {name} again"
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InvalidInput("data set", name, f"not prepared under {root}") from None
     except (ValueError, OSError) as error:
-        raise _damaged(path, "a readable meta.json", error, again) from error
+        raise _damaged(path, "a readable meta.json", error) from error
     if not isinstance(meta, dict) or meta.get("format") != FORMAT or meta.get("name") != name:
-        found = f"format {meta.get('format')} of {meta.get('name')}" if isinstance(meta, dict) else meta
-        raise _damaged(path, f"format {FORMAT} of {name}", found, again)
+        present = f"format {meta.get('format')} of {meta.get('name')}" if isinstance(meta, dict) else meta
+        raise _damaged(path, f"format {FORMAT} of {name}", present)
     return meta
 
 
@@ -272,31 +271,33 @@ def read(name: str, root: Path, verify: bool = False) -> StoredDataset:
             **arrays,
         )
     except (KeyError, TypeError, AttributeError) as error:
-        raise _damaged(root / name / "meta.json", "all fields", repr(error), f"prepare {name} again") from error
+        raise _damaged(root / name / "meta.json", "all fields", repr(error)) from error
     _check(name, dataset)
     return dataset
 
 
 def _array(path: Path, entry: dict[str, Any], verify: bool) -> np.ndarray:
-    again = f"prepare {path.parent.name} again"
     expected = f"{entry['bytes']:,} bytes of {entry['dtype']} {tuple(entry['shape'])}"
     try:
         size = path.stat().st_size
         if size != entry["bytes"]:
-            raise _damaged(path, expected, f"{size:,} bytes", again)
+            raise _damaged(path, expected, f"{size:,} bytes")
         array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
     except InvalidInput:
         raise
     except (OSError, ValueError) as error:
-        raise _damaged(path, expected, error, again) from error
+        raise _damaged(path, expected, error) from error
     if array.dtype.str != entry["dtype"] or list(array.shape) != entry["shape"]:
-        raise _damaged(path, expected, f"{array.dtype.str} {array.shape}", again)
+        raise _damaged(path, expected, f"{array.dtype.str} {array.shape}")
     if verify and (digest := _digest(path)) != entry["sha256"]:
-        raise _damaged(path, f"SHA-256 {entry['sha256']}", digest, again)
+        raise _damaged(path, f"SHA-256 {entry['sha256']}", digest)
     return array
 
 
-def _damaged(path: Path, expected: str, found: object, advice: str) -> InvalidInput:
-    text = " ".join(str(found).split())
+def _damaged(path: Path, expected: str, present: object) -> InvalidInput:
+    """Build the error about a damaged file of a prepared data set."""
+    text, name = " ".join(str(present).split()), path.parent.name
     # A long path is cut short in the message, so the file is named again.
-    return InvalidInput("data set", str(path.parent), f"{path.name}: expected {expected}, found {text}; {advice}")
+    return InvalidInput(
+        "data set", str(path.parent), f"{path.name}: expected {expected}, found {text}; prepare {name} again"
+    )

@@ -46,8 +46,8 @@ def synthetic(
     """
     depth = len(parents) - 1
     leaves = _check_tree(parents)
-    alphas, betas = _knobs("alpha", alpha, depth), _knobs("beta", beta, depth)
-    features, classes = _wide("features", features, 1), _wide("classes", classes, 2)
+    alphas, betas = _shifts("alpha", alpha, depth), _shifts("beta", beta, depth)
+    features, classes = _check_width("features", features, 1), _check_width("classes", classes, 2)
     test_share = check_number("test_share", test_share, above=0, at_most=1)
     sizes = _sizes(samples, leaves)
     if int(sizes.sum()) * max(features, classes) > MOST:
@@ -106,17 +106,17 @@ def _paths(parents: Sequence[np.ndarray], leaves: int) -> list[np.ndarray]:
     return path[::-1]
 
 
-def _wide(field: str, value: object, least: int) -> int:
+def _check_width(field: str, value: object, least: int) -> int:
     try:
         return check_integer(field, value, at_least=least, at_most=MOST_WIDE)
     except InvalidInput:
         raise InvalidInput(field, value, f"at least {least}, and at most {MOST_WIDE:,}") from None
 
 
-def _knobs(field: str, value: float | Sequence[float], depth: int) -> tuple[float, ...]:
+def _shifts(field: str, value: float | Sequence[float], depth: int) -> tuple[float, ...]:
     allowed = f"one number >= 0, or {depth}: one per level below the root; at most {MOST_SHIFT:g}"
     try:
-        return tuple(check_number(field, each, at_least=0, at_most=MOST_SHIFT) for each in _each(value, depth))
+        return tuple(check_number(field, shift, at_least=0, at_most=MOST_SHIFT) for shift in _per_entry(value, depth))
     except InvalidInput:
         raise InvalidInput(field, value, allowed) from None
 
@@ -124,13 +124,13 @@ def _knobs(field: str, value: float | Sequence[float], depth: int) -> tuple[floa
 def _sizes(samples: int | Sequence[int] | np.ndarray, leaves: int) -> np.ndarray:
     allowed = f"a whole number >= 1, or {leaves}: one per leaf; at most {MOST:,}"
     try:
-        sizes = [check_integer("samples", each, at_least=1, at_most=MOST) for each in _each(samples, leaves)]
+        sizes = [check_integer("samples", count, at_least=1, at_most=MOST) for count in _per_entry(samples, leaves)]
     except InvalidInput:
         raise InvalidInput("samples", samples, allowed) from None
     return np.array(sizes, dtype=np.int64)
 
 
-def _each(value: Any, count: int) -> Sequence[Any]:
+def _per_entry(value: Any, count: int) -> Sequence[Any]:
     """Repeat a single value for all levels, or check one value per level."""
     value = value.tolist() if isinstance(value, np.ndarray) else value
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):

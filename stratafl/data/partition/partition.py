@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stratafl.base.errors import InvalidInput, unknown_name
+from stratafl.base.errors import InvalidInput
 from stratafl.base.rng import Stream, generator
-from stratafl.base.topology import Tree, balanced_hint, groups_of
-from stratafl.base.validation import check_integer, check_number
+from stratafl.base.topology import Tree, balanced_hint, groups_of, subtree_counts
+from stratafl.base.validation import check_integer, check_keys, check_number
 from stratafl.data.dataset import ClientIndex
 from stratafl.data.partition import methods as sizing
 from stratafl.data.partition.methods import NodeSamples, PartitionMethod, parse
@@ -82,10 +82,7 @@ MOST_DEGREES = 1e6
 
 
 def leaf_angles(
-    parents: Sequence[Sequence[int] | np.ndarray],
-    start: float = -50.0,
-    step: float = 10.0,
-    level: int = 1,
+    parents: Sequence[Sequence[int] | np.ndarray], start: float = -50.0, step: float = 10.0, level: int = 1
 ) -> np.ndarray:
     """Angle of each client in degrees: node i (from 0) of the level has start + step * i.
 
@@ -153,7 +150,7 @@ def partition(
         raise InvalidInput("owner", len(owner), f"needs one per sample, {len(labels)} of them")
     tree = _check_parents(parents)
     methods = _parse_methods(levels, tree)
-    below = _clients_below(tree)
+    below = subtree_counts(tree, np.ones(len(tree[-1]), dtype=np.int64))
     if len(labels) < len(below[-1]):
         raise InvalidInput("labels", len(labels), f"fewer samples than leaves ({len(below[-1])})")
     owners, least = _required_owners(methods, tree, below)
@@ -212,10 +209,10 @@ def _sampler_of_sizes(
     def draw(total: int, rng: np.random.Generator) -> np.ndarray:
         if total < leaves_N.sum():
             raise InvalidInput("sizes", total, f"too few samples for {leaves_N.sum()} leaves; each needs one")
-        wanted_N = sizes.draw(total, leaves_N, nodes, rng)
-        if wanted_N.sum() > total:
-            raise InvalidInput("sizes", wanted_N.tolist(), f"must not add up to more than the {total} there are")
-        return wanted_N
+        sizes_N = sizes.draw(total, leaves_N, nodes, rng)
+        if sizes_N.sum() > total:
+            raise InvalidInput("sizes", sizes_N.tolist(), f"must not add up to more than the {total} there are")
+        return sizes_N
 
     return draw
 
@@ -252,9 +249,7 @@ def _parse_methods(levels: Sequence[object], tree: list[np.ndarray]) -> list[Par
 def _parse_rotation(rotation: Mapping[str, object], tree: list[np.ndarray]) -> np.ndarray:
     if not isinstance(rotation, Mapping):
         raise InvalidInput("rotation", rotation, f"must be a table of {', '.join(ROTATION)}")
-    for key in rotation:
-        if key not in ROTATION:
-            raise unknown_name("rotation key", key, ROTATION)
+    check_keys("rotation", rotation, ROTATION)
     return leaf_angles(tree, **rotation)  # type: ignore[arg-type]
 
 
@@ -296,21 +291,9 @@ def _check_parents(parents: Sequence[Sequence[int] | np.ndarray]) -> list[np.nda
         # last.
         steps = np.diff(level, prepend=0)
         if not len(level) or level[-1] != above - 1 or steps.min() < 0 or steps.max() > 1:
-            raise InvalidInput(
-                f"parents[{m}]",
-                level.tolist(),
-                f"must run from 0 to {above - 1}, siblings adjacent",
-            )
+            raise InvalidInput(f"parents[{m}]", level.tolist(), f"must run from 0 to {above - 1}, siblings adjacent")
         above = len(level)
     return tree
-
-
-def _clients_below(tree: list[np.ndarray]) -> list[np.ndarray]:
-    """Number of clients below each node of each level; a client counts itself."""
-    below = [np.ones(len(tree[-1]), dtype=np.int64)]
-    for level in range(len(tree) - 1, 0, -1):
-        below.insert(0, np.bincount(tree[level], weights=below[0]).astype(np.int64))
-    return below
 
 
 def _whole_numbers(field: str, values: np.ndarray) -> np.ndarray:
@@ -340,12 +323,12 @@ def check_partition(lists: Sequence | ClientIndex, tree: Tree, samples: int) -> 
         if numbers.size == 0:
             raise InvalidInput(f"partition[{client}]", [], f"client {name} has no samples")
         values, counts = np.unique(numbers, return_counts=True)
-        taken = values[(owner[values] >= 0) | (counts > 1)]
-        if taken.size:
-            other = owner[taken[0]] if owner[taken[0]] >= 0 else client
+        repeated = values[(owner[values] >= 0) | (counts > 1)]
+        if repeated.size:
+            other = owner[repeated[0]] if owner[repeated[0]] >= 0 else client
             raise InvalidInput(
                 f"partition[{client}]",
-                int(taken[0]),
+                int(repeated[0]),
                 f"each sample may be used once; client {tree.names[-1][other]} has it already",
             )
         owner[numbers] = client

@@ -280,7 +280,8 @@ def _lead(here: Assembled, link: GridLink) -> None:
     if root.round == 0:
         root.greet()
     while not _is_over(made, root, run):
-        number, tell = root.round + 1, partial(_told, here.job, made, root.down.now.held, time.perf_counter())
+        number = root.round + 1
+        tell = partial(_told, here.job, made, run.steps(number), root.down.now.held, time.perf_counter())
         here.durable.show(doing="round", round=number, contacts=link.contact)
         refused, _ = root.one_round(partial(tell, number))
         record = run.add(root.line)
@@ -310,6 +311,7 @@ def _is_over(made: RootSetup, root: Root, run: RootRun) -> bool:
 def _told(
     job: Job,
     made: RootSetup,
+    steps: int,
     before: Tensor,
     began: float,
     number: int,
@@ -325,7 +327,7 @@ def _told(
             drift.setdefault(level, {})[why] = count
     record = DeployedRound(
         round=number,
-        steps=number * job.every[0],
+        steps=steps,
         lr=float(job.leaf.lr(number - 1)),
         metrics=made.metrics(number, now.held[0], now.buffers[0, : job.buffers]),
         nodes={},

@@ -26,7 +26,7 @@ SMALLEST_RATE = 1e-30
 ROUNDING = 1e-6
 """The share by which a sum of learning rates may differ from what it must be."""
 OFFENCES = 20
-"""Messages sealed with a child's own key that break these bounds: after so many it is asked no
+"""Messages signed with a child's own key that break these bounds: after so many it is asked no
 more, until its parent is told to readmit it. What anybody else could have sent in its place does
 not count, nor does an update that is far larger than its siblings': an honest child may have
 one."""

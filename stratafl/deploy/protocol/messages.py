@@ -151,7 +151,7 @@ class Refused:
 
     reason: str
     sealed: bool
-    """Whether it was sealed with the child's own key: it is the child itself that breaks the
+    """Whether it was signed with the child's own key: it is the child itself that breaks the
     rules."""
 
 

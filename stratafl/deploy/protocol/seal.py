@@ -1,4 +1,4 @@
-"""Every message is sealed with the key of its edge, which only the parent and the child have.
+"""Every message is signed with the key of its edge, which only the parent and the child have.
 
 TLS and Flower's node keys protect a connection; a seal protects a message from end to end, past
 SuperLinks, SuperNodes and the socket inside a site. A reply's seal covers the request, so an old

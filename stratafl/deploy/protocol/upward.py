@@ -132,7 +132,7 @@ class Upward:
             channel=now.channel or {},
             model_NP=x_1P,
             buffers_NB=b_1B,
-            known=edge,
+            view=edge,
             key=key,
         )
         message = {name: rows for name, rows in sent.payload.items() if name != BUFFERS}

@@ -17,11 +17,12 @@ from torch import Tensor
 from stratafl.base import files
 from stratafl.base.errors import InvalidInput
 from stratafl.config.schema import Config
-from stratafl.config.setup import CPU, RootSetup
+from stratafl.config.setup import CPU, RootSetup, schedule_of
 from stratafl.deploy.sites.site import TOPOLOGY, Site, stored_topology
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.precision import effective_precision
 from stratafl.metrics.records import RoundResult
+from stratafl.network.replay import leaf_steps
 from stratafl.runs import format
 from stratafl.runs.writer import RunDescription, RunWriter, summary
 
@@ -44,6 +45,11 @@ class RootRun:
             config.as_dict(), made.tree, counts, *how, job=site.job, better=better, workload=workload
         )
         self._folder = RunWriter.attach(folder, format.slug(folder.absolute().parent.name), facts, self.history)
+        self._steps = _steps_per_round(site, config, made.tree.depth)
+
+    def steps(self, rounds: int) -> int:
+        """Local steps of a client in so many global rounds, mean over the clients."""
+        return round(rounds * self._steps)
 
     @property
     def last(self) -> RoundResult | None:
@@ -66,6 +72,16 @@ class RootRun:
 
     def close(self) -> None:
         self._folder.close()
+
+
+def _steps_per_round(site: Site, config: Config, depth: int) -> float:
+    """Local steps of a client in a global round, mean over the clients. Where clients make passes
+    over their data, and the samples of some were not declared, a pass counts as one step."""
+    schedule = schedule_of(config, depth)
+    if config.leaf.epochs is None or not all(site.samples):
+        return schedule.steps[0]
+    steps_N, _ = leaf_steps(site.samples, config.leaf.batch or None, schedule, counts_epochs=True)
+    return schedule.steps[0] / schedule.periods[-1] * float(steps_N.mean())
 
 
 def read_lines(folder: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Capture a module's operations as a graph, without running them."""
+"""Tracing of a function into an fx graph of torch's operations, without computing values."""
 
 from __future__ import annotations
 
@@ -22,35 +22,29 @@ from stratafl.engine.precision import cudnn_disabled
 
 
 class UnsupportedModule(Exception):
-    """The module has something that has no client-batched form, and what."""
+    """The module has something that a captured program cannot run; the message says what."""
 
-
-COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 DATA_DEPENDENT = "what it does depends on values"
 
 
-def trace_fx(call: Callable[..., Any], given: list[Tensor]) -> fx.GraphModule:
-    """What is done with these, of which only shapes and types are looked at."""
+def trace_fx(function: Callable[..., Any], args: list[Tensor]) -> fx.GraphModule:
+    """Graph of what a function does with tensors like these; only shapes and dtypes are used."""
 
-    def foreseeing(*given: Tensor) -> Any:
+    def traced(*args: Any) -> Any:
         with KnownComparisons():
-            return call(*given)
+            return function(*args)
 
     try:
         with ExitStack() as stack:
-            for context in (
-                torch.enable_grad(),
-                checkpointing_disabled(),
-                validation_disabled(),
-                causal_mask_detection_disabled(),
-            ):
-                stack.enter_context(context)
-            if any(each.is_cuda for each in given):
-                # a GPU's library looks at where recurrent weights lie, and these lie nowhere
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(checkpointing_disabled())
+            stack.enter_context(validation_disabled())
+            stack.enter_context(causal_mask_detection_disabled())
+            if any(arg.is_cuda for arg in args):
+                # cuDNN asks for the addresses of recurrent weights, and traced tensors have none
                 stack.enter_context(cudnn_disabled())
-            made = make_fx(foreseeing, _parts(), "fake", pre_dispatch=True, _allow_non_fake_inputs=True)
-            return made(*given)
+            return make_fx(traced, _decompositions(), "fake", pre_dispatch=True, _allow_non_fake_inputs=True)(*args)
     except UnsupportedModule:
         raise
     except Exception as problem:
@@ -66,27 +60,21 @@ DECOMPOSED_OPS = (
     "linalg_cond", "linalg_multi_dot", "linalg_vecdot", "matrix_power", "meshgrid", "msort", "nanquantile", "quantile",
     "trapezoid", "vsplit", "vstack",
 )  # fmt: skip
-"""Operations that are noted as what they consist of, of which each has a form."""
+"""Composite operations that are traced as their parts, since vmap and `padding` know the parts."""
 
 
 @functools.cache
-def _parts() -> dict[Any, Callable[..., Any]]:
-    """What takes the place of composed operations."""
-
-    def decomposed(op: Any) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return op.decompose(*args, **kwargs)
-
-        return call
-
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    """Decompositions by operation, as `make_fx` takes them."""
     packets = [getattr(torch.ops.aten, name) for name in DECOMPOSED_OPS]
     ops = [getattr(packet, name) for packet in packets for name in packet.overloads()]
-    return {op: decomposed(op) for op in ops if op.has_kernel_for_dispatch_key(COMPOSITE)}
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    return {op: op.decompose for op in ops if op.has_kernel_for_dispatch_key(composite)}
 
 
 @contextmanager
 def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Something of the library's replaced for a while."""
+    """Context in which an attribute of a module or class of torch is replaced."""
     with PROCESS:
         before = vars(owner)[name]
         setattr(owner, name, value)
@@ -97,53 +85,53 @@ def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def checkpointing_disabled() -> Any:
-    """A part that would be computed once without gradients, and again on the way back, is computed
-    once: what one client saves by it is not much."""
+    """Activation checkpointing is ignored: it would hide operations from the trace, and saves
+    little memory for one client."""
 
-    class Once:
+    class WithoutRecomputation:
         @staticmethod
-        def apply(function: Any, preserve: bool, *given: Any) -> Any:
-            return function(*given)
+        def apply(function: Any, preserve_rng_state: bool, *args: Any) -> Any:
+            return function(*args)
 
-    return patched(torch.utils.checkpoint, "CheckpointFunction", Once)
+    return patched(torch.utils.checkpoint, "CheckpointFunction", WithoutRecomputation)
 
 
 def validation_disabled() -> Any:
-    """Parameters of a distribution are looked at only for a complaint. The loop makes it, and here
-    what comes of them is no number."""
+    """Distributions do not validate their parameters, which would need values. Invalid parameters
+    are reported by the loop, and lead to NaN here."""
     return patched(Distribution, "_validate_args", False)
 
 
 def causal_mask_detection_disabled() -> Any:
-    """A transformer looks whether a mask is that of the past alone, which may be left out then; it
-    is as good to use it."""
+    """Transformers use a mask as it is, without looking at its values to see whether it is causal,
+    on which only speed depends."""
     return patched(transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: bool(is_causal))
 
 
 class KnownComparisons(TorchFunctionMode):
-    """Answers whether a random number from zero to one is below zero, by which layers are left out
-    with a probability that is zero."""
+    """Mode in which `torch.rand(()) < p` is False for p <= 0, as in stochastic depth with a
+    probability of zero; otherwise `bool` of a traced tensor is an error."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._drawn: list[Tensor] = []
-        self._never: list[Tensor] = []
+        self._uniform: list[Tensor] = []
+        self._false: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.__bool__ and any(args[0] is each for each in self._never):
+        if func is Tensor.__bool__ and any(args[0] is value for value in self._false):
             return False
         result = func(*args, **(kwargs or {}))
         if func is torch.rand:
-            self._drawn.append(result)
+            self._uniform.append(result)
         elif func is Tensor.lt or func is Tensor.__lt__:
             value, bound = args
-            if any(value is each for each in self._drawn) and isinstance(bound, int | float) and bound <= 0:
-                self._never.append(result)
+            if any(value is uniform for uniform in self._uniform) and isinstance(bound, int | float) and bound <= 0:
+                self._false.append(result)
         return result
 
 
 class OpaqueFunction:
-    """A user's `autograd.Function`, as an operation of a recording."""
+    """A user's `autograd.Function` as one operation of a graph."""
 
     def __init__(self, function: type[torch.autograd.Function]):
         self.function, self.__name__, self.__module__ = function, function.__name__, function.__module__
@@ -154,20 +142,20 @@ class OpaqueFunction:
 
 @contextmanager
 def opaque_autograd_functions() -> Iterator[None]:
-    """While it is on, a user's `autograd.Function` is noted as one operation, not as what it does:
-    what it does says nothing of its gradient."""
+    """Context in which a user's `autograd.Function` is traced as one operation: the operations of
+    its forward pass do not tell its gradient."""
     with PROCESS:
-        plain = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+        original = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
 
-        def noted(function: Any, *args: Any, **kwargs: Any) -> Any:
+        def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
             mode: Any = get_proxy_mode()
             if mode is None or kwargs or function.__module__.partition(".")[0] == "torch":
-                return plain(function, *args, **kwargs)
+                return original(function, *args, **kwargs)
             proxies = pytree.tree_map(mode.tracer.unwrap_proxy, args)
             with disable_proxy_modes_tracing():
-                result = plain(function, *args)
+                result = original(function, *args)
             proxy = mode.tracer.create_proxy("call_function", OpaqueFunction(function), proxies, {})
             return track_tensor_tree(result, proxy, constant=None, tracer=mode.tracer)
 
-        with patched(torch.autograd.Function, "apply", classmethod(noted)):
+        with patched(torch.autograd.Function, "apply", classmethod(apply)):
             yield

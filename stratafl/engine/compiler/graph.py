@@ -1,11 +1,11 @@
-"""The operations that a module executes on a batch, recorded without computing anything.
+"""Captured graph: the operations of a module on a batch, and which of its values differ by client.
 
-They are seen above autograd, where a linear layer, a convolution, attention or an LSTM is one
-operation each; whatever Python did on the way, arithmetic on shapes among it, has left nothing but
-numbers. So a recording holds for one length of a batch.
+Operations are captured above autograd, where a linear layer, a convolution, attention or an LSTM is
+one operation each. Whatever Python did in between, such as arithmetic on shapes, has left only
+numbers, so a graph is valid for one batch length.
 
-Each value is stacked, with a row for every client, or shared: what is made of frozen weights and
-numbers alone is the same for all.
+A value is per client, with the client dimension in front when the graph runs, or shared, if it
+depends on frozen weights and constants alone.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call
+from torch.utils import _pytree as pytree
 
 from stratafl.core.flat_module import FlatModule, copy_module
-from stratafl.core.losses import find_scores, output_tensors
-from stratafl.core.losses import map_outputs as replaced_in
+from stratafl.core.losses import find_scores, map_outputs, output_tensors
 from stratafl.data.inputs import Inputs, NamedInputs, call_arguments, tensors_of
 from stratafl.engine.compiler.capture import (
     DATA_DEPENDENT,
@@ -37,238 +37,250 @@ RANDOM_OPS = {
     *RANDOM_OP_HANDLERS, "dropout", "dropout_", "feature_dropout", "feature_dropout_", "alpha_dropout",
     "alpha_dropout_", "feature_alpha_dropout", "feature_alpha_dropout_", "rrelu", "rrelu_",
 }  # fmt: skip
-"""Operations that draw, of which clients have values of their own."""
+"""Random operations, whose results differ by client."""
+RANDOM_IF_DROPOUT = {"scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu"}
+"""Operations that are random if their dropout probability is not zero."""
 GRADIENT_ONLY_OPS = {"detach_"}
-"""What changes where gradients go, and no value."""
+"""Operations in place that change where gradients flow, but no value."""
+GRAD_MODE_OPS = (torch._C._set_grad_enabled,)
 UNDECLARED_MUTATIONS = {"batch_norm", "instance_norm", "native_batch_norm"}
-"""What writes its statistics though its schema does not say so."""
+"""Operations that update statistics in place without a declaration in their schema."""
 
 EMPTY = torch.empty(0)
 
 
 class CapturedGraph(NamedTuple):
-    """What a module does with a batch of one length."""
+    """Operations of a module on batches of one length."""
 
     nodes: list[fx.Node]
-    """What is to be done, in its order."""
-    given: dict[fx.Node, str]
-    """The nodes that stand for parameters and buffers, with their names."""
+    """Operations to execute, in order."""
+    parameters: dict[fx.Node, str]
+    """Placeholders of parameters and buffers, with their names."""
     inputs: dict[fx.Node, str]
-    """The nodes that stand for inputs, with their names."""
+    """Placeholders of the module's inputs, with their names."""
     constants: dict[fx.Node, Tensor]
+    """Tensors that the module created outside the graph."""
     outputs: list[fx.Node]
-    """What the loss is given, in the order in which it stands in the module's output."""
-    form: Any
-    """The module's output, with tensors without values in it."""
-    replaced: dict[str, fx.Node]
-    """Buffers that the module puts another tensor in the place of, with what it puts there."""
-    written: set[str]
-    """Buffers that change."""
-    writes_inputs: bool
-    """Whether inputs may change."""
-    stacked: set[fx.Node]
-    """Nodes whose values have a row for every client."""
+    """Tensors of the module's output, in the order of `output_tensors`."""
+    output_structure: Any
+    """The module's output with empty tensors."""
+    replaced_buffers: dict[str, fx.Node]
+    """Buffers that the module replaces by another tensor, with that tensor."""
+    mutated_buffers: set[str]
+    """Buffers whose values change, in place or by replacement."""
+    mutates_inputs: bool
+    """Whether inputs may be changed in place."""
+    per_client: set[fx.Node]
+    """Nodes whose values differ by client."""
     fixed: set[fx.Node]
-    """Nodes whose values are the same in every step: what is made of numbers and constants
-    alone."""
+    """Nodes computed from constants alone, whose values are the same in every step."""
 
     @property
-    def largest(self) -> int:
-        """Bytes of the largest value that a client has."""
-        values = [node.meta.get("val") for node in self.nodes if node in self.stacked]
+    def max_value_bytes(self) -> int:
+        """Bytes of one client's largest value."""
+        values = [node.meta.get("val") for node in self.nodes if node in self.per_client]
         return max((value.nbytes for value in values if isinstance(value, Tensor)), default=0)
 
     @property
-    def signature(self) -> list[str]:
-        """Which operations there are."""
+    def op_names(self) -> list[str]:
+        """Operations in order, with their overloads."""
         return [str(node.target) for node in self.nodes]
 
 
-def capture(flat: FlatModule, inputs: Inputs, whole: bool = False, apart: bool = False) -> CapturedGraph:
-    """`inputs`: a batch of one client, of which the shape and type matter; `whole`: all that the
-    module returns, not only the scores in it; `apart`: functions whose gradient is their own are
-    one operation each, and there must be one."""
-    flat.train()
-    # a copy: a module may keep what it computed, which holds no values here
-    module = copy_module(flat.module, shared=flat.module.parameters())
-    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    names, kinds = list(own), list(tensors_of(inputs))
-    told: dict[str, Any] = {}
+def capture(
+    flat: FlatModule, inputs: Inputs, all_outputs: bool = False, opaque_functions: bool = False
+) -> CapturedGraph:
+    """Capture a module; raises `UnsupportedModule` if a program could not run the graph.
 
-    def call(*given: Tensor) -> Any:
-        values = dict(zip(names, given, strict=False))
+    `inputs`: a batch of one client, of which only shapes and dtypes matter; `all_outputs`: keep the
+    module's whole output instead of its scores; `opaque_functions`: keep a user's autograd
+    functions as one operation each, of which there must be one.
+    """
+    flat.train()
+    # a copy: a module may store tensors that it computes, which have no values here
+    module = copy_module(flat.module, shared=flat.module.parameters())
+    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    names, fields = list(state), list(tensors_of(inputs))
+    output_structure: Any = None
+    replaced: dict[str, Any] = {}
+
+    def forward(*args: Tensor) -> Any:
+        nonlocal output_structure, replaced
+        values = dict(zip(names, args, strict=False))
         before = dict(values)
-        samples = dict(zip(kinds, given[len(names) :], strict=True))
-        positional, keywords = call_arguments(samples[""] if kinds == [""] else NamedInputs(samples))
+        samples = dict(zip(fields, args[len(names) :], strict=True))
+        positional, keywords = call_arguments(samples[""] if fields == [""] else NamedInputs(samples))
         outputs = functional_call(module, values, positional, keywords)
-        if not whole:
+        if not all_outputs:
             outputs = find_scores(outputs)
             if outputs is None:
                 raise UnsupportedModule("an output that holds no scores")
-        form = replaced_in(outputs, lambda _: EMPTY)
-        other = {name: value for name, value in values.items() if value is not before[name]}
-        told.update(form=form, replaced=list(other))
-        return output_tensors(outputs), list(other.values())
+        output_structure = map_outputs(outputs, lambda _: EMPTY)
+        replaced = {name: value for name, value in values.items() if value is not before[name]}
+        return output_tensors(outputs), list(replaced.values())
 
-    trained = set(flat.names)
-    values = [value.detach().requires_grad_(name in trained) for name, value in own.items()]
-    with opaque_autograd_functions() if apart else nullcontext():
-        graph = trace_fx(call, [*values, *tensors_of(inputs).values()])
-    if apart and not any(isinstance(node.target, OpaqueFunction) for node in graph.graph.nodes):
+    state_values = [value.detach().requires_grad_(name in flat.names) for name, value in state.items()]
+    with opaque_autograd_functions() if opaque_functions else nullcontext():
+        traced = trace_fx(forward, [*state_values, *tensors_of(inputs).values()])
+    nodes = list(traced.graph.nodes)
+    if opaque_functions and not any(isinstance(node.target, OpaqueFunction) for node in nodes):
         raise UnsupportedModule("no function with a gradient of its own")
-    if any(not isinstance(size, int) for node in graph.graph.nodes for size in _sizes(node.meta.get("val"))):
+    values = [value for node in nodes for value in pytree.tree_leaves(node.meta.get("val"))]
+    if any(not isinstance(size, int) for value in values if isinstance(value, Tensor) for size in value.shape):
         raise UnsupportedModule(DATA_DEPENDENT)
-    places = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    output = next(node for node in graph.graph.nodes if node.op == "output")
-    outputs, replacing = output.args[0]
-    given = dict(zip(places, names, strict=False))
-    constants = {node: _constant(graph, node) for node in graph.graph.nodes if node.op == "get_attr"}
-    replaced = dict(zip(told["replaced"], replacing, strict=True))
+    placeholders = [node for node in nodes if node.op == "placeholder"]
+    outputs, replacements = nodes[-1].args[0]
+    parameters = dict(zip(placeholders, names, strict=False))
+    input_nodes = dict(zip(placeholders[len(names) :], fields, strict=True))
+    constants = {node: _constant(traced, node) for node in nodes if node.op == "get_attr"}
     rows = set(flat.names) | set(flat.unflatten_buffers(torch.empty(flat.buffers, device="meta")))
-    known = _Flow(graph.graph, given, rows, set(constants), set(replaced))
-    known.check()
-    inner = dict(zip(places[len(names) :], kinds, strict=True))
-    stacked = known.stacked()
-    if not stacked.intersection(outputs):
+    flow = _Dataflow(nodes, parameters, rows, constants)
+    mutated = flow.check_shared_mutations()
+    per_client = flow.per_client_nodes()
+    if not per_client.intersection(outputs):
         raise UnsupportedModule("an output that does not depend on the input")
     return CapturedGraph(
-        known.needed([*outputs, *replacing]), given, inner, constants, outputs, told["form"], replaced,
-        known.written | set(replaced), known.writes_to(inner), stacked, known.fixed(stacked),
+        nodes=flow.live_nodes([*outputs, *replacements]), parameters=parameters, inputs=input_nodes,
+        constants=constants, outputs=outputs, output_structure=output_structure,
+        replaced_buffers=dict(zip(replaced, replacements, strict=True)), mutated_buffers=mutated | set(replaced),
+        mutates_inputs=flow.mutates(input_nodes), per_client=per_client, fixed=flow.fixed_nodes(per_client),
     )  # fmt: skip
 
 
-def _sizes(value: Any) -> list[Any]:
-    if isinstance(value, Tensor):
-        return list(value.shape)
-    return [size for each in value for size in _sizes(each)] if isinstance(value, tuple | list) else []
-
-
-def _constant(graph: nn.Module, node: fx.Node) -> Tensor:
-    value = getattr(graph, str(node.target))
+def _constant(module: nn.Module, node: fx.Node) -> Tensor:
+    value = getattr(module, str(node.target))
     if not isinstance(value, Tensor):
         raise UnsupportedModule(f"attribute {node.target}")
     return value
 
 
 def op_name(node: fx.Node) -> Any:
-    """The name of a node's operation, whatever its overload; a user's own is no namesake of the
-    library's."""
+    """Name of a node's operation without its overload; custom operations keep their namespace."""
     target: Any = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return target
     return target._opname if target._namespace == "aten" else str(target)
 
 
+def bind_arguments(op: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Arguments of an ATen operation by name, with defaults."""
+    schema = op._schema.arguments
+    defaults = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+    return defaults | dict(zip((argument.name for argument in schema), args, strict=False)) | kwargs
+
+
+def node_arguments(node: fx.Node) -> dict[str, Any]:
+    """Arguments of a node by name, with defaults."""
+    return bind_arguments(node.target, node.args, node.kwargs)
+
+
 def mutated_arguments(node: fx.Node) -> Iterator[fx.Node]:
-    """The nodes into whose memory an operation writes."""
+    """Nodes to whose memory an operation writes."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return
-    if op_name(node) in UNDECLARED_MUTATIONS:
-        yield from (each for each in node.args[3:5] if isinstance(each, fx.Node) and node.args[5])
+    targets: list[Any] = []
+    if op_name(node) in UNDECLARED_MUTATIONS and node.args[5]:
+        targets += node.args[3:5]
     if op_name(node) not in GRADIENT_ONLY_OPS:
-        yield from (each for each in written(node.target, node.args, node.kwargs) if isinstance(each, fx.Node))
-
-
-class _Flow:
-    """What flows where in a recording."""
-
-    def __init__(
-        self, graph: fx.Graph, given: Mapping[fx.Node, str], rows: set[str], constants: set[fx.Node], replaced: set[str]
-    ):
-        """rows: the names of what every client has values of its own of."""
-        self._nodes, self._given, self._rows, self._constants = list(graph.nodes), given, rows, constants
-        self._memory = {node: storage_id(node) for node in self._nodes}
-        self._sharing: dict[int, list[fx.Node]] = defaultdict(list)
-        """The nodes whose values lie in one piece of memory."""
-        for node, memory in self._memory.items():
-            if memory is not None:
-                self._sharing[memory].append(node)
-        self._targets = {node: list(mutated_arguments(node)) for node in self._nodes}
-        self.written: set[str] = set()
-        self._counting: set[fx.Node] = set()
-        """Nodes that have to do with nothing but a counter."""
-
-    def check(self) -> None:
-        """Refuse what writes to what all clients share, but for counters that nobody looks at."""
-        for targets in self._targets.values():
-            for target in targets:
-                group = self._sharing[self._memory[target] or 0] or [target]
-                if any(each in self._constants for each in group):
-                    raise UnsupportedModule("a tensor that the module keeps between calls")
-                for each in group:
-                    name = self._given.get(each)
-                    if name is None:
-                        continue
-                    if name in self._rows:
-                        self.written.add(name)
-                    elif self._memory[each] is not None and all(user in group for one in group for user in one.users):
-                        self._counting |= set(group)
-                    else:
-                        raise UnsupportedModule(f"{name}, which training changes and which is in no row")
-
-    def stacked(self) -> set[fx.Node]:
-        """The nodes whose values have a row for every client: what depends on inputs, rows or
-        draws, and all that lies in memory into which such a value is written."""
-        found = {node for node in self._nodes if node.op == "placeholder" and self._own(node)}
-        while True:
-            before = len(found)
-            for node in self._nodes:
-                if node not in found and (
-                    op_name(node) in RANDOM_OPS or any(each in found for each in node.all_input_nodes)
-                ):
-                    found.add(node)
-                for target in self._targets[node] if node in found else []:
-                    found |= set(self._sharing[self._memory[target] or 0] or [target])
-            if len(found) == before:
-                break
-        if any(node.op == "get_attr" or (node.op == "placeholder" and not self._own(node)) for node in found):
-            raise UnsupportedModule("a client's values written to what all clients share")
-        return found
-
-    def writes_to(self, nodes: Collection[fx.Node]) -> bool:
-        """Whether anything is written to the memory of these, or something unknown is called."""
-        memory = {self._memory[node] for node in nodes}
-        targets = [target for targets in self._targets.values() for target in targets]
-        unknown = any(isinstance(node.target, OpaqueFunction) for node in self._nodes)
-        return unknown or any(self._memory[target] in memory for target in targets)
-
-    def fixed(self, stacked: set[fx.Node]) -> set[fx.Node]:
-        """The nodes that are made of numbers and constants alone, and whose memory nothing is
-        written to."""
-        written = {self._memory[target] for targets in self._targets.values() for target in targets} - {None}
-        found = set(self._constants)
-        for node in self._nodes:
-            is_made = node.op == "call_function" and node.target not in GRAD_MODE_OPS and node not in stacked
-            if is_made and self._memory[node] not in written and found.issuperset(node.all_input_nodes):
-                found.add(node)
-        return found
-
-    def _own(self, node: fx.Node) -> bool:
-        return node not in self._given or self._given[node] in self._rows
-
-    def needed(self, wanted: list[fx.Node]) -> list[fx.Node]:
-        """What leads to these, writes or draws, in its order."""
-        found = set(wanted)
-        for node in reversed(self._nodes):
-            if node.op != "call_function" or node in self._counting:
-                continue
-            # gradients switched on or off, too
-            effect = (
-                self._targets[node]
-                or op_name(node) in (RANDOM_OPS | RANDOM_IF_DROPOUT | GRADIENT_ONLY_OPS)
-                or node.target in GRAD_MODE_OPS
-            )
-            if node in found or effect:
-                found |= {node, *node.all_input_nodes}
-        return [node for node in self._nodes if node in found and node.op == "call_function"]
-
-
-GRAD_MODE_OPS = (torch._C._set_grad_enabled,)
-RANDOM_IF_DROPOUT = {"scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu"}
-"""Operations that draw where they are told of a share to leave out."""
+        targets += written(node.target, node.args, node.kwargs)
+    yield from (target for target in targets if isinstance(target, fx.Node))
 
 
 def storage_id(node: fx.Node) -> int | None:
-    """In which piece of memory a node's value lies."""
+    """Identity of the memory in which a node's value is stored; views share it."""
     value = node.meta.get("val")
     return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
+
+
+class _Dataflow:
+    """Analysis of a traced graph: which values depend on the client, and where memory is shared."""
+
+    def __init__(
+        self, nodes: list[fx.Node], parameters: Mapping[fx.Node, str], rows: set[str], constants: Collection[fx.Node]
+    ):
+        """`rows`: names of the parameters and buffers that every client has own values of."""
+        self._nodes, self._parameters, self._rows, self._constants = nodes, parameters, rows, set(constants)
+        self._memory = {node: storage_id(node) for node in nodes}
+        self._by_memory: dict[int | None, list[fx.Node]] = defaultdict(list)
+        for node, memory in self._memory.items():
+            self._by_memory[memory].append(node)
+        self._targets = {node: list(mutated_arguments(node)) for node in nodes}
+        self._mutated = [target for targets in self._targets.values() for target in targets]
+        self._counters: set[fx.Node] = set()
+        """Nodes of counters that nothing else uses."""
+
+    def _aliases(self, node: fx.Node) -> list[fx.Node]:
+        """Nodes that share memory with a node, and itself."""
+        memory = self._memory[node]
+        return [node] if memory is None else self._by_memory[memory]
+
+    def check_shared_mutations(self) -> set[str]:
+        """Names of the clients' buffers that change; raises if a shared value does, unless it is a
+        counter that nothing else uses."""
+        buffers: set[str] = set()
+        for target in self._mutated:
+            aliases = self._aliases(target)
+            if not self._constants.isdisjoint(aliases):
+                raise UnsupportedModule("a tensor that the module keeps between calls")
+            for alias in aliases:
+                name = self._parameters.get(alias)
+                if name is None:
+                    continue
+                if name in self._rows:
+                    buffers.add(name)
+                elif self._memory[alias] is not None and all(
+                    user in aliases for node in aliases for user in node.users
+                ):
+                    self._counters |= set(aliases)
+                else:
+                    raise UnsupportedModule(f"{name}, which training changes and which is in no row")
+        return buffers
+
+    def per_client_nodes(self) -> set[fx.Node]:
+        """Nodes that depend on inputs, clients' parameters or random numbers, and all nodes in
+        memory to which such a value is written."""
+        per_client = {node for node in self._nodes if node.op == "placeholder" and not self._is_shared(node)}
+        size = 0
+        while len(per_client) > size:
+            size = len(per_client)
+            for node in self._nodes:
+                if op_name(node) in RANDOM_OPS or not per_client.isdisjoint(node.all_input_nodes):
+                    per_client.add(node)
+                if node in per_client:
+                    per_client.update(alias for target in self._targets[node] for alias in self._aliases(target))
+        if any(node.op == "get_attr" or self._is_shared(node) for node in per_client):
+            raise UnsupportedModule("a client's values written to what all clients share")
+        return per_client
+
+    def _is_shared(self, node: fx.Node) -> bool:
+        """Whether a node is a parameter or buffer that all clients share."""
+        return node in self._parameters and self._parameters[node] not in self._rows
+
+    def mutates(self, nodes: Collection[fx.Node]) -> bool:
+        """Whether an operation may write to the memory of these nodes."""
+        memory = {self._memory[node] for node in nodes}
+        has_opaque = any(isinstance(node.target, OpaqueFunction) for node in self._nodes)
+        return has_opaque or any(self._memory[target] in memory for target in self._mutated)
+
+    def fixed_nodes(self, per_client: set[fx.Node]) -> set[fx.Node]:
+        """Nodes that depend on constants alone, and to whose memory nothing is written."""
+        mutated = {self._memory[target] for target in self._mutated} - {None}
+        fixed = set(self._constants)
+        for node in self._nodes:
+            is_op = node.op == "call_function" and node.target not in GRAD_MODE_OPS and node not in per_client
+            if is_op and self._memory[node] not in mutated and fixed.issuperset(node.all_input_nodes):
+                fixed.add(node)
+        return fixed
+
+    def live_nodes(self, results: list[fx.Node]) -> list[fx.Node]:
+        """Operations on which the results depend, or which mutate values, draw random numbers or
+        switch gradients on and off."""
+        effects = RANDOM_OPS | RANDOM_IF_DROPOUT | GRADIENT_ONLY_OPS
+        live = set(results)
+        for node in reversed(self._nodes):
+            if node.op != "call_function" or node in self._counters:
+                continue
+            has_effect = self._targets[node] or op_name(node) in effects or node.target in GRAD_MODE_OPS
+            if node in live or has_effect:
+                live |= {node, *node.all_input_nodes}
+        return [node for node in self._nodes if node in live and node.op == "call_function"]

@@ -1,9 +1,9 @@
-"""Batching rules of recurrent layers of any depth and direction, and of their cells.
+"""Batching rules of LSTM, GRU and RNN layers, of any depth and direction, and of their cells.
 
-They draw where they drop out between layers, and taken apart by vmap they would be hundreds of
-small operations.
+Reasons for rules: layers may drop out between each other, vmap would decompose every time step
+into many more operations, and a GPU's fused cells have no rule in vmap.
 
-Shape suffixes: C clients, T places, B samples, I features in, H hidden features, G gates.
+Shape suffixes: C clients, T time steps, B samples, I input features, H hidden features, G gates.
 """
 
 from __future__ import annotations
@@ -14,136 +14,133 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stratafl.engine.compiler.batching_rules import dropped
-from stratafl.engine.compiler.values import BatchingRule, Context, PerClient
+from stratafl.engine.compiler.batching_rules import drop_elements
+from stratafl.engine.compiler.values import BatchingRule, Context, PerClient, wrap
 
 State = tuple[Tensor, ...]
-Cell = Callable[[Tensor, State, "Weights"], State]
+"""Hidden state, and the cell state of an LSTM, of one layer and direction."""
+Cell = Callable[[Tensor, State, "CellWeights"], State]
+"""(gates of the input, state, weights) -> state after one time step."""
 
 
-class Weights:
-    """Of one layer in one direction."""
+class CellWeights:
+    """Stacked parameters of one layer in one direction, in torch's order."""
 
-    def __init__(self, w_CGI: Tensor, w_CGH: Tensor, b_CG: Tensor | None, c_CG: Tensor | None, w_CPH: Tensor | None):
-        """w_CPH: what a smaller output is made of the hidden state by."""
-        self.input_CIG, self.state_CHG = w_CGI.mT, w_CGH.mT
-        self.b_C1G = None if b_CG is None else b_CG[:, None]
-        self.c_C1G = None if c_CG is None else c_CG[:, None]
-        self.project_CHP = None if w_CPH is None else w_CPH.mT
+    def __init__(
+        self, w_CGI: Tensor, w_CGH: Tensor, b_input_CG: Tensor | None = None, b_hidden_CG: Tensor | None = None,
+        projection_CPH: Tensor | None = None,
+    ):  # fmt: skip
+        self.input_CIG, self.hidden_CHG = w_CGI.mT, w_CGH.mT
+        self.b_input_C1G = None if b_input_CG is None else b_input_CG[:, None]
+        self.b_hidden_C1G = None if b_hidden_CG is None else b_hidden_CG[:, None]
+        self.projection_CHP = None if projection_CPH is None else projection_CPH.mT
 
-    def inner(self, x_CMI: Tensor, joined: bool) -> Tensor:
-        """What inputs give to the gates, with the state's bias where that may be added to it."""
-        bias = self.b_C1G if not joined or self.b_C1G is None or self.c_C1G is None else self.b_C1G + self.c_C1G
-        return torch.bmm(x_CMI, self.input_CIG) if bias is None else torch.baddbmm(bias, x_CMI, self.input_CIG)
-
-    def state(self, h_CBH: Tensor) -> Tensor:
-        if self.c_C1G is None:
-            return torch.bmm(h_CBH, self.state_CHG)
-        return torch.baddbmm(self.c_C1G, h_CBH, self.state_CHG)
+    def input_gates(self, x_CMI: Tensor, cell: Cell) -> Tensor:
+        """Contribution of the input to the gates, with both biases. A GRU adds the hidden bias
+        itself, since its reset gate applies to it."""
+        bias = self.b_input_C1G
+        if bias is not None and self.b_hidden_C1G is not None and cell is not _gru:
+            bias = bias + self.b_hidden_C1G
+        return _product(x_CMI, self.input_CIG, bias)
 
 
-def _lstm(gates_CBG: Tensor, state: State, w: Weights) -> State:
+def _product(x_CMI: Tensor, w_CIG: Tensor, bias_C1G: Tensor | None) -> Tensor:
+    return torch.bmm(x_CMI, w_CIG) if bias_C1G is None else torch.baddbmm(bias_C1G, x_CMI, w_CIG)
+
+
+def _lstm(gates_CBG: Tensor, state: State, w: CellWeights) -> State:
     h, c = state
-    enter, forget, new, leave = torch.baddbmm(gates_CBG, h, w.state_CHG).chunk(4, dim=-1)
-    c = forget.sigmoid() * c + enter.sigmoid() * new.tanh()
-    h = leave.sigmoid() * c.tanh()
-    return h if w.project_CHP is None else torch.bmm(h, w.project_CHP), c
+    i, f, g, o = torch.baddbmm(gates_CBG, h, w.hidden_CHG).chunk(4, dim=-1)
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    h = o.sigmoid() * c.tanh()
+    return h if w.projection_CHP is None else torch.bmm(h, w.projection_CHP), c
 
 
-def _gru(gates_CBG: Tensor, state: State, w: Weights) -> State:
+def _gru(gates_CBG: Tensor, state: State, w: CellWeights) -> State:
     (h,) = state
-    reset, update, new = gates_CBG.chunk(3, dim=-1)
-    own_reset, own_update, own_new = w.state(h).chunk(3, dim=-1)
-    update = (update + own_update).sigmoid()
-    new = (new + (reset + own_reset).sigmoid() * own_new).tanh()
-    return (new + update * (h - new),)
+    input_r, input_z, input_n = gates_CBG.chunk(3, dim=-1)
+    hidden_r, hidden_z, hidden_n = _product(h, w.hidden_CHG, w.b_hidden_C1G).chunk(3, dim=-1)
+    z = (input_z + hidden_z).sigmoid()
+    n = (input_n + (input_r + hidden_r).sigmoid() * hidden_n).tanh()
+    return (n + z * (h - n),)
 
 
-def _plain(function: Callable[[Tensor], Tensor]) -> Cell:
-    def cell(gates_CBG: Tensor, state: State, w: Weights) -> State:
-        return (function(torch.baddbmm(gates_CBG, state[0], w.state_CHG)),)
+def _elman(activation: Callable[[Tensor], Tensor]) -> Cell:
+    def cell(gates_CBG: Tensor, state: State, w: CellWeights) -> State:
+        return (activation(torch.baddbmm(gates_CBG, state[0], w.hidden_CHG)),)
 
     return cell
 
 
-CELLS: dict[str, Cell] = {"lstm": _lstm, "gru": _gru, "rnn_tanh": _plain(torch.tanh), "rnn_relu": _plain(torch.relu)}
+CELLS: dict[str, Cell] = {"lstm": _lstm, "gru": _gru, "rnn_tanh": _elman(torch.tanh), "rnn_relu": _elman(torch.relu)}
 
 
-def _run_direction(x_CTBI: Tensor, state: State, w: Weights, cell: Cell, turned: bool) -> tuple[Tensor, State]:
-    """All places, from the end where it is turned; outputs in their order and the last state."""
-    _, places, batch, _ = x_CTBI.shape
-    gates = w.inner(x_CTBI.flatten(1, 2), joined=cell is not _gru).unflatten(1, (places, batch))
+def _run_direction(x_CTBI: Tensor, state: State, w: CellWeights, cell: Cell, backward: bool) -> tuple[Tensor, State]:
+    """Outputs of all time steps, in the order of the input, and the final state."""
+    _, times, batch, _ = x_CTBI.shape
+    gates_CTBG = w.input_gates(x_CTBI.flatten(1, 2), cell).unflatten(1, (times, batch))
+    order = -1 if backward else 1
     outputs = []
-    for gates_CBG in reversed(gates.unbind(1)) if turned else gates.unbind(1):
+    for gates_CBG in gates_CTBG.unbind(1)[::order]:
         state = cell(gates_CBG, state, w)
         outputs.append(state[0])
-    return torch.stack(outputs[::-1] if turned else outputs, dim=1), state
+    return torch.stack(outputs[::order], dim=1), state
 
 
-def rnn_rule(
-    frame: Context, op: Any, x: Any, hidden: Any, params: Any, biases: bool, count: int, dropout: float, train: bool,
-    both: bool, batch_first: bool = False,
-) -> Any:  # fmt: skip
-    """`nn.LSTM`, `nn.GRU` and `nn.RNN`."""
+def rnn_rule(context: Context, op: Any, x: Any, hidden: Any, params: Any, *options: Any) -> Any:
+    """`nn.LSTM`, `nn.GRU` and `nn.RNN`, but for packed sequences."""
     if op._overloadname != "input":
         return NotImplemented
-    given = frame.expanded(x)
-    alone = given.dim() == 3
-    if _has_fused_cpu_kernel(op, given) and not (dropout and train and count > 1):
-        every = [frame.expanded(each) for each in (x, *hidden, *params)]
-        shape = biases, count, dropout, train, both, batch_first
-        done = [op(own[0], own[1:3], own[3:], *shape) for own in zip(*(each.unbind() for each in every), strict=True)]
-        return tuple(PerClient(torch.stack(parts)) for parts in zip(*done, strict=True))
-    if alone:
-        given, batch_first = given[:, :, None], False
-    x_CTBI = given.transpose(1, 2) if batch_first else given
-    kind, states = op._opname, [frame.expanded(each) for each in (hidden if op._opname == "lstm" else [hidden])]
-    if alone:
-        states = [each[:, :, None] for each in states]
-    cell, directions = CELLS[kind], 2 if both else 1
-    projects = kind == "lstm" and states[0].shape[-1] != states[1].shape[-1]
-    each = (4 if biases else 2) + projects
-    weights = [frame.expanded(value) for value in params]
-    ends: list[State] = []
-    for layer in range(count):
+    has_biases, layers, dropout, train, bidirectional, batch_first = options
+    drops = dropout and train and layers > 1
+    x_C, parameters = context.stacked(x), [context.stacked(parameter) for parameter in params]
+    states = [context.stacked(state) for state in (hidden if op._opname == "lstm" else [hidden])]
+    if _has_fused_cpu_kernel(op, x_C) and not drops:
+        clients = zip(*(value.unbind() for value in (x_C, *states, *parameters)), strict=True)
+        results = [op(client[0], client[1:3], client[3:], *options) for client in clients]
+        return tuple(PerClient(torch.stack(parts)) for parts in zip(*results, strict=True))
+    has_batch = x_C.dim() == 4
+    if not has_batch:
+        x_C, states, batch_first = x_C[:, :, None], [state[:, :, None] for state in states], False
+    x_CTBI = x_C.transpose(1, 2) if batch_first else x_C
+    cell, directions = CELLS[op._opname], 2 if bidirectional else 1
+    cell_parameters = len(parameters) // (layers * directions)
+    final_states: list[State] = []
+    for layer in range(layers):
         outputs = []
         for direction in range(directions):
-            number = layer * directions + direction
-            own = weights[number * each : (number + 1) * each]
-            b, c = own[2:4] if biases else (None, None)
-            w = Weights(own[0], own[1], b, c, own[-1] if projects else None)
-            y, end = _run_direction(x_CTBI, tuple(one[:, number] for one in states), w, cell, direction == 1)
+            number = len(final_states)
+            w, v, *others = parameters[number * cell_parameters : (number + 1) * cell_parameters]
+            weights = CellWeights(w, v, *others) if has_biases else CellWeights(w, v, None, None, *others)
+            state = tuple(state[:, number] for state in states)
+            y, state = _run_direction(x_CTBI, state, weights, cell, backward=direction == 1)
             outputs.append(y)
-            ends.append(end)
+            final_states.append(state)
         x_CTBI = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
-        if dropout and train and layer < count - 1:
-            x_CTBI = dropped(frame, x_CTBI, dropout)
-    y = x_CTBI.transpose(1, 2) if batch_first else x_CTBI
-    last = [torch.stack([end[part] for end in ends], dim=1) for part in range(len(states))]
-    if alone:
-        y, last = y[:, :, 0], [one[:, :, 0] for one in last]
-    return PerClient(y), *(PerClient(one) for one in last)
+        if drops and layer < layers - 1:
+            x_CTBI = drop_elements(context, x_CTBI, dropout)
+    results = [x_CTBI.transpose(1, 2) if batch_first else x_CTBI]
+    results += [torch.stack(parts, dim=1) for parts in zip(*final_states, strict=True)]
+    return tuple(PerClient(result if has_batch else result[:, :, 0]) for result in results)
 
 
-def _has_fused_cpu_kernel(op: Any, given: Tensor) -> bool:
-    """Whether a CPU's library has the whole layer as one kernel, which beats many small products of
-    all clients."""
-    on_cpu = given.device.type == "cpu" and given.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+def _has_fused_cpu_kernel(op: Any, x_C: Tensor) -> bool:
+    """Whether the CPU computes the whole layer with one kernel, which is faster than a product of
+    all clients for every time step."""
+    on_cpu = x_C.device.type == "cpu" and x_C.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     return op._opname == "lstm" and on_cpu and torch.backends.mkldnn.is_available()
 
 
-def cell_rule(frame: Context, op: Any, x: Any, hidden: Any, w: Any, v: Any, b: Any = None, c: Any = None) -> Any:
-    """`nn.LSTMCell` and the others."""
-    kind = op._opname.removesuffix("_cell")
-    states = [frame.expanded(each) for each in (hidden if kind == "lstm" else [hidden])]
-    x_CBI = frame.expanded(x)
+def cell_rule(context: Context, op: Any, x: Any, hidden: Any, *params: Any) -> Any:
+    """`nn.LSTMCell`, `nn.GRUCell` and `nn.RNNCell`."""
+    kind, x_CBI = op._opname.removesuffix("_cell"), context.stacked(x)
     if x_CBI.dim() != 3:
         return NotImplemented
-    own = [None if each is None else frame.expanded(each) for each in (b, c)]
-    weights = Weights(frame.expanded(w), frame.expanded(v), own[0], own[1], None)
-    cell = CELLS[kind]
-    end = cell(weights.inner(x_CBI, joined=cell is not _gru), tuple(states), weights)
-    return tuple(map(PerClient, end)) if kind == "lstm" else PerClient(end[0])
+    state = tuple(context.stacked(value) for value in (hidden if kind == "lstm" else [hidden]))
+    stacked: list[Any] = [None if parameter is None else context.stacked(parameter) for parameter in params]
+    weights = CellWeights(*stacked)
+    state = CELLS[kind](weights.input_gates(x_CBI, CELLS[kind]), state, weights)
+    return wrap(state if kind == "lstm" else state[0])
 
 
 RECURRENT_RULES: dict[str, BatchingRule] = {

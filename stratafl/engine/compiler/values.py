@@ -1,4 +1,4 @@
-"""Values of all clients, and what one run of a program has besides them."""
+"""Stacked values of a captured program, and the context in which batching rules compute them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from stratafl.engine import kernels
 from stratafl.engine.kernels import reference
@@ -17,140 +18,138 @@ from stratafl.engine.random_streams import RandomOverride, RandomSource
 
 
 class PerClient:
-    """A tensor of every client, with the clients in front."""
+    """Stacked value: one tensor with the client dimension in front, (C, *shape of one client's).
 
-    __slots__ = ("t",)
+    A plain tensor among the operands of a batching rule is a value that all clients share.
+    """
 
-    def __init__(self, t: Tensor):
-        self.t = t
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: Tensor):
+        self.tensor = tensor
 
     @property
     def rank(self) -> int:
-        """Of one client's."""
-        return self.t.dim() - 1
+        """Number of dimensions of one client's value."""
+        return self.tensor.dim() - 1
+
+
+Operand = PerClient | Tensor
 
 
 class GradientPlaces(NamedTuple):
-    """Where parameters' gradients are wanted, by name."""
+    """Memory for the gradients of the clients' parameters; all mappings are by parameter name."""
 
     gradients: Mapping[str, Tensor]
     corrections: Mapping[str, Tensor]
-    """What is to be added to them."""
-    squares: list[Tensor] | None
-    """Collects parts (C, n) of the sums of squares of what was written."""
-    scale: float
-    """How much larger than they are the gradients of activations arrive."""
+    """Corrections to add to the gradients."""
+    squared_norms: list[Tensor] | None
+    """Kernels append parts (C, n) of the squared norms of what they write, unless None."""
+    loss_scale: float
+    """Factor by which gradients of activations are larger than the true ones."""
     written: set[str]
-    """The parameters whose gradients the backward pass, as far as it has come, has written."""
+    """Parameters whose gradients kernels have written in the backward pass."""
 
-    def sink(self, names: Sequence[str | None]) -> reference.GradientBuffers:
-        """Those of a layer's two parameters."""
+    def buffers(self, names: Sequence[str | None]) -> reference.GradientBuffers:
+        """Destination of the gradients of a layer's weight and bias."""
         views: list[Any] = [
             values.get(name or "") for values in (self.gradients, self.corrections) for name in (*names, None)[:2]
         ]
-        return reference.GradientBuffers(*views)._replace(squared_norms=self.squares)
+        return reference.GradientBuffers(*views)._replace(squared_norms=self.squared_norms)
 
 
 @dataclass
 class Context:
-    """What one run of a program has besides its values."""
+    """State of one run of a program, except for its values."""
 
     clients: int
     source: RandomSource | None
-    """Where draws come from."""
-    shape: Any = None
-    """One client's result of the operation that is next: its shape, or those of several."""
-    mapped: set[str] = field(default_factory=set)
-    """Operations that were called for one client after another."""
+    """Random numbers of the clients; None if the module is not random."""
+    result_shape: Any = None
+    """Shape of one client's result of the current operation, or a list for several results."""
+    unbatched_ops: set[str] = field(default_factory=set)
+    """Names of operations that were called for one client after another."""
     channels_last: bool = False
-    """Whether convolutions leave their images so."""
-    table: kernels.Backend = field(default_factory=lambda: kernels.TORCH_BACKEND)
-    """What this device computes with."""
-    compute: Precision = "fp32"
+    """Whether convolutions return channels-last images."""
+    backend: kernels.Backend = field(default_factory=lambda: kernels.TORCH_BACKEND)
+    precision: Precision = "fp32"
     places: GradientPlaces | None = None
-    """Where kernels write gradients; None leaves them to autograd."""
+    """Memory where kernels write gradients; None leaves gradients to autograd."""
 
     def kernel(self, name: str, parameters: Sequence[str | None], shared: bool) -> Callable[..., Tensor]:
-        """A kernel that writes the gradients of these parameters where they are wanted, if it can;
-        `shared`: whether something else uses them, too, whose gradient autograd must add."""
+        """Kernel that writes the gradients of these parameters to their place, if it can.
+
+        `shared`: whether other operations use the parameters, too. Then autograd must add up
+        gradients, and the kernel may not write them.
+        """
         places = self.places
-        if places is None or name not in self.table.writes_gradients:
-            return self.table.ops[name]
+        if places is None or name not in self.backend.writes_gradients:
+            return self.backend.ops[name]
         if shared:
             return reference.REFERENCE_OPS[name]
-        names = [each for each in parameters if each is not None]
 
         def call(*args: Any) -> Tensor:
-            sink, scale = places.sink(parameters), places.scale
-            y = self.table.ops[name](*args, gradient_buffers=sink, loss_scale=scale)
+            y = self.backend.ops[name](*args, gradient_buffers=places.buffers(parameters), loss_scale=places.loss_scale)
             if y.requires_grad:
-                # what comes out may be cut off from the loss: its gradients are written only if it
-                # is reached (a hook that knew the context would keep all values alive)
-                written = places.written
+                # gradients are written only if the backward pass reaches y, which the loss may not
+                # depend on; a hook that held the context would keep all activations alive
+                written, names = places.written, [parameter for parameter in parameters if parameter is not None]
                 y.register_hook(lambda _: written.update(names))
             return y
 
         return call
 
-    def images(self, each: list[Tensor]) -> PerClient:
-        """Every client's, as they are to lie."""
+    def stack_images(self, images: list[Tensor]) -> PerClient:
+        """Stack the clients' images (B, K, ...) in the memory format of this program."""
         if not self.channels_last:
-            return PerClient(torch.stack(each))
-        return PerClient(torch.stack([one.movedim(1, -1) for one in each]).movedim(-1, 2))
+            return PerClient(torch.stack(images))
+        return PerClient(torch.stack([image.movedim(1, -1) for image in images]).movedim(-1, 2))
 
-    def expanded(self, value: Any) -> Tensor:
-        """With the clients in front, whether every one has its own or all share one."""
-        if isinstance(value, PerClient):
-            return value.t
-        assert isinstance(value, Tensor)
-        return value.expand(self.clients, *value.shape)
+    def stacked(self, value: Operand) -> Tensor:
+        """Tensor with the client dimension in front: of a shared value, an expanded view."""
+        return value.tensor if isinstance(value, PerClient) else value.expand(self.clients, *value.shape)
 
-    def draws(self) -> RandomSource:
-        assert self.source is not None, "draws without a stream"
+    def random_source(self) -> RandomSource:
+        """The clients' random numbers."""
+        assert self.source is not None, "a random operation without random streams"
         return self.source
 
-    def drawing(self) -> AbstractContextManager[Any]:
-        """While it is on, operations draw for all clients."""
-        return RandomOverride(self.draws())
+    def client_rng(self) -> AbstractContextManager[Any]:
+        """Context in which random operations on stacked tensors use the clients' streams."""
+        return RandomOverride(self.random_source())
 
 
 BatchingRule = Callable[..., Any]
-"""(frame, operation, arguments) -> a `PerClient`, several, or NotImplemented."""
+"""(context, operation, *arguments) -> one or several `PerClient`, or NotImplemented where the
+operation must be mapped by vmap."""
 
 
 def is_channels_last(x: Tensor) -> bool:
-    """Whether clients' images lie channels-last, as kernels leave them."""
+    """Whether stacked images (C, B, K, H, W) are channels-last in memory, as kernels return."""
     return x.dim() == 5 and x.shape[2] > 1 and x.movedim(2, -1).is_contiguous()
 
 
-def rank_of(value: Any) -> int:
-    """Of one client's."""
+def rank_of(value: Operand) -> int:
+    """Number of dimensions of one client's value."""
     return value.rank if isinstance(value, PerClient) else value.dim()
 
 
 def align_rank(value: Any, rank: int) -> Any:
-    """A tensor with axes of one put in front of a client's own up to `rank`."""
+    """Tensor of an operand that broadcasts from the right: dimensions of size 1 are inserted behind
+    the client dimension until one client's value has `rank` dimensions."""
     if not isinstance(value, PerClient):
         return value
     missing = rank - value.rank
-    return value.t if missing <= 0 else value.t[(slice(None), *[None] * missing)]
+    return value.tensor if missing <= 0 else value.tensor[(slice(None), *[None] * missing)]
 
 
 def wrap(result: Any) -> Any:
-    """Every tensor as a stack."""
+    """Result of an operation on stacked tensors, with every tensor as `PerClient`."""
     if isinstance(result, Tensor):
         return PerClient(result)
-    if isinstance(result, tuple | list):
-        return tuple(wrap(each) for each in result)
-    return result
+    return tuple(map(wrap, result)) if isinstance(result, tuple | list) else result
 
 
-def tensor_arguments(value: Any) -> list[Any]:
-    """Every tensor or stack in the arguments of an operation."""
-    if isinstance(value, Tensor | PerClient):
-        return [value]
-    if isinstance(value, tuple | list):
-        return [each for part in value for each in tensor_arguments(part)]
-    if isinstance(value, dict):
-        return [each for part in value.values() for each in tensor_arguments(part)]
-    return []
+def tensor_arguments(arguments: Any) -> list[Operand]:
+    """Tensors and stacked values in nested arguments of an operation."""
+    return [value for value in pytree.tree_leaves(arguments) if isinstance(value, Operand)]

@@ -55,7 +55,7 @@ class SavedRun(RunRecorder):
         self._watch = open_now.enter_context(tracking(trackers, saving.config))
         # also where a program forgets the run before it is done
         self.close = weakref.finalize(self, open_now.close)
-        _open_here[saving.path.absolute()] = self
+        _open_here[saving.path.resolve()] = self
 
     @property
     def resume_command(self) -> str:
@@ -137,7 +137,7 @@ def saved(
     saving = Saving(simulation, path, config, objects_of(*groups[:2]), label_counts(simulation), groups[-1])
     ranks.check_equal("config", config)
     ranks.check_equal("data", saving.counts.fingerprint)
-    before = _open_here.get(path.absolute())
+    before = _open_here.get(path.resolve())
     if before is not None:
         before.close()
     is_there = ranks.broadcast_first(os.path.lexists(path / format.RUN))

@@ -97,7 +97,7 @@ def simulate(
 def _kept(save: str | Path | None, *groups: Any) -> Simulation:
     """A run that knows how it can be kept, and is where that was asked for."""
     simulation = set_up(*groups)
-    simulation.saving = partial(_record, groups)
+    simulation.open_recorder = partial(_record, groups)
     if save is not None:
         simulation.save(save)
     return simulation

@@ -1,5 +1,4 @@
-"""Many runs at once: a plan of named configs, worker processes that do them, and a table over
-seeds."""
+"""Sweeps: a plan of named configs, worker processes that run them, and a table over seeds."""
 
 from stratafl.runs.sweep.plan import Plan, PlannedRun, note_target, noted_target
 from stratafl.runs.sweep.pool import Outcome, run_all

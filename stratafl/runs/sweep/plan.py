@@ -1,5 +1,4 @@
-"""What a sweep file says: a base config, variants of it, and a grid over methods, seeds and any
-keys."""
+"""Sweep files: a base config, variants of it, and a grid over methods, seeds and any keys."""
 
 from __future__ import annotations
 
@@ -12,9 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stratafl.base.errors import InvalidInput, unknown_name
+from stratafl.base.errors import InvalidInput
 from stratafl.base.files import read_json, remove_tree, write_json
-from stratafl.base.validation import check_integer, repeated
+from stratafl.base.validation import check_integer, check_keys, repeated
 from stratafl.config.paths import anchored
 from stratafl.config.schema import Config, check_plain, read_toml
 from stratafl.metrics.objective import Goal, parse_goal
@@ -22,15 +21,15 @@ from stratafl.runs import format
 
 KEYS = ("config", "base", "variants", "grid", "target")
 MOST = 10_000
-"""Runs of one sweep; more is a slip of the pen."""
+"""Maximum number of runs of one sweep; more are a mistake in the file."""
 SEED = ("run", "seed")
 NOTED = "sweep.json"
-"""What a sweep notes of itself in its folder, beside its runs."""
+"""File in the folder of a sweep, beside its runs, with its target."""
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a sweep; those that differ in nothing but their seed share a group."""
+    """Run of a sweep; runs that differ only in their seed share a group."""
 
     name: str
     group: str
@@ -39,7 +38,7 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Axis:
-    """One line of a grid: where a value goes, and the values with what they are called."""
+    """Line of a grid: the key in a config, and its values with their labels."""
 
     keys: tuple[str, ...]
     values: Sequence[tuple[str, Any]]
@@ -47,7 +46,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Plan:
-    """The runs of a sweep, and the target that they are compared by."""
+    """Runs of a sweep, and the target by which they are compared."""
 
     name: str
     entries: list[PlannedRun]
@@ -59,12 +58,12 @@ class Plan:
 
     @staticmethod
     def of(values: Mapping[str, Any], name: str, folder: Path = Path()) -> Plan:
-        """Make a plan of a parsed file; a base config it names is looked for from the folder, and
-        so are the files that its own tables name."""
+        """Create the plan of a parsed file.
+
+        folder: from which the base config and the files in its own tables are looked up.
+        """
         check_plain(values)
-        for key in values:
-            if key not in KEYS:
-                raise unknown_name("sweep key", key, KEYS)
+        check_keys("sweep", values, KEYS)
         base: dict[str, Any] = {}
         if "config" in values:
             if not isinstance(values["config"], str):
@@ -85,7 +84,7 @@ class Plan:
         entries = [
             _entry(name, folder, base, str(variant), _table(f"variants.{variant}", changes), chosen)
             for variant, changes in variants.items()
-            for chosen in itertools.product(*([(axis, *each) for each in axis.values] for axis in axes))
+            for chosen in itertools.product(*([(axis, *entry) for entry in axis.values] for axis in axes))
         ]
         twice = repeated(entry.name for entry in entries)
         if twice is not None:
@@ -116,8 +115,8 @@ def _entry(
 
 
 def run_name(label: str) -> str:
-    """A label as part of a folder's name; where that loses something, a few digits tell it from
-    others."""
+    """Convert a label to a part of a folder's name; digits of its hash are added if characters are
+    lost."""
     plain = format.slug(label)
     if plain == label.replace(" ", "-"):
         return plain
@@ -149,7 +148,7 @@ def _value(keys: tuple[str, ...], value: Any) -> Any:
 
 def _label(keys: tuple[str, ...], value: Any) -> str:
     if keys == ("method",) and isinstance(value, Mapping):
-        rest = "".join(f" {key}={_text(each)}" for key, each in value.items() if key != "name")
+        rest = "".join(f" {key}={_text(parameter)}" for key, parameter in value.items() if key != "name")
         return f"{value.get('name', 'rules')}{rest}"
     if keys in (("method",), ("method", "name")):
         return str(value)
@@ -163,7 +162,7 @@ def _text(value: Any) -> str:
 def _leaves(
     tables: Mapping[str, Any], where: str, above: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Each "section.key" with its value, however the file writes it: dotted, quoted, or as
+    """Pairs of a "section.key" and its value, which a file may write dotted, quoted or as
     tables."""
     for key, value in tables.items():
         keys = (*above, *str(key).split("."))
@@ -201,7 +200,7 @@ def _table(where: str, value: Any) -> Mapping[str, Any]:
 
 
 def note_target(folder: Path, target: Goal | None) -> None:
-    """Note in a sweep's folder what its runs are compared by, for whoever reads them there."""
+    """Store the target in a sweep's folder."""
     if target is None:
         remove_tree(folder / NOTED)
     else:
@@ -209,7 +208,7 @@ def note_target(folder: Path, target: Goal | None) -> None:
 
 
 def noted_target(folder: Path) -> Goal | None:
-    """The target that a sweep notes in its folder; None where there is none that can be read."""
+    """Target that is stored in a sweep's folder; None if there is none that can be read."""
     path = folder / NOTED
     if not path.is_file():
         return None

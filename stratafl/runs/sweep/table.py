@@ -1,5 +1,4 @@
-"""A sweep in a table: each group's final value of a metric and rounds to a target, mean and
-standard deviation over seeds."""
+"""Table of a sweep: final value of a metric and rounds to a target of each group, over seeds."""
 
 from __future__ import annotations
 
@@ -17,37 +16,36 @@ from stratafl.runs.sweep.plan import PlannedRun
 
 @dataclass(frozen=True)
 class Row:
-    """One group of runs that differ in their seed only."""
+    """Row of a group of runs that differ only in their seed."""
 
     group: str
     runs: int
     done: int
     diverged: int
-    """How many of those that are done ended with a loss that is not finite."""
+    """Number of finished runs whose loss is not finite at the end."""
     metric: str
-    """What is looked at: the target's metric; without a target the default one."""
+    """Metric of the target; the default one without a target."""
     final: float | None
-    """The metric's mean over the runs that are done and did not diverge."""
+    """Mean of the metric over the finished runs that did not diverge."""
     final_deviation: float | None
-    """The deviation over these runs; None for fewer than two."""
+    """Standard deviation over these runs; None for fewer than two."""
     reached: int
-    """How many reached the target."""
+    """Number of runs that reached the target."""
     rounds: float | None
-    """Mean rounds to the target; one that never reached it counts with all its rounds, so the mean
-    is then too low."""
+    """Mean number of rounds to the target. A run that did not reach it counts with all its rounds,
+    and the mean is then too low."""
     rounds_deviation: float | None
 
     @property
     def final_text(self) -> str:
-        known = _text(self.final, self.final_deviation, 4)
+        value = _text(self.final, self.final_deviation, 4)
         if not self.diverged:
-            return known
-        return f"{known}, {self.diverged} diverged" if known else "diverged"
+            return value
+        return f"{value}, {self.diverged} diverged" if value else "diverged"
 
     @property
     def rounds_text(self) -> str:
-        """The rounds as the paper writes them: ">T" where the target was not reached within T
-        rounds."""
+        """Rounds as the paper writes them: ">T" if the target was not reached within T rounds."""
         if self.rounds is None:
             return ""
         if self.reached < self.done:
@@ -59,8 +57,7 @@ class Row:
 
 
 def table(entries: Sequence[PlannedRun], stored: Mapping[str, StoredRun], target: Goal | None = None) -> list[Row]:
-    """One row per group, in the order of the entries; `stored` holds the runs that are done, by
-    name."""
+    """Create a row per group, in the order of the entries. stored: finished runs by name."""
     groups = dict.fromkeys(entry.group for entry in entries)
     seen = {name for run in stored.values() for record in run.rounds for name in measured(record)}
     metric = default_metric(seen) if target is None else target.metric
@@ -96,7 +93,7 @@ def _row(
 
 
 def _values(run: StoredRun, metric: str) -> tuple[list[int], list[float]]:
-    """The evaluated rounds that have such a metric, and these."""
+    """Evaluated rounds that have a metric, and its values."""
     evaluated = [(record["round"], measured(record).get(metric, math.nan)) for record in run.rounds]
     seen = [(round, value) for round, value in evaluated if not math.isnan(value)]
     return [round for round, _ in seen], [value for _, value in seen]

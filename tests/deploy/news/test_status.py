@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,12 @@ from stratafl.deploy.sites.site import tree_of
 from stratafl.deploy.sites.state_file import Durable
 from tests.deploy.host.folders import deploy, running
 from tests.deploy.news.conftest import WELL, write_news
+
+
+@pytest.fixture(autouse=True)
+def noon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stop the clock by which news become older, so that a busy machine changes no text."""
+    monkeypatch.setattr(time, "time", lambda: 1e9)
 
 
 def test_status_shows_the_whole_tree_that_the_root_knows(sites: Path) -> None:

@@ -33,7 +33,7 @@ from stratafl.deploy.sites.rounds import RootRun, read_lines
 from stratafl.deploy.sites.site import Site
 from stratafl.metrics.records import RoundResult
 from stratafl.report.page_data import page_data
-from stratafl.runs import format, read_run, round_log
+from stratafl.runs import checkpoint, format, read_run
 from stratafl.runs.launch import Launch
 from stratafl.simulation.callbacks import to_scalars
 from tests.deploy.trees import MemoryLink
@@ -121,7 +121,7 @@ def lead(folders: dict[str, Path], system: Any = os) -> None:
             vars(files)["os"] = system
 
     link.ask = undisturbed  # type: ignore[method-assign]
-    vars(files)["os"] = vars(round_log)["os"] = system
+    vars(files)["os"] = vars(checkpoint)["os"] = system
     process._lead(here, link)  # type: ignore[arg-type]
 
 
@@ -225,6 +225,29 @@ def test_a_deployment_is_listed_and_reported_like_a_simulation(
     assert shown == ["MTGC", "1", str(ROUNDS)]
     with pytest.raises(InvalidInput, match="is the root of a deployed run: `stratafl deploy up`"):
         Launch.resume(root)
+
+
+OWN_DATA = '[data]\n0 = "/srv/own.npz"\n'
+
+
+@pytest.mark.parametrize(
+    ("topology", "steps"),
+    [("", [3 * 37, 6 * 37]), (OWN_DATA + "[samples]\n0 = 41\n", [3 * 20, 6 * 20]), (OWN_DATA, [3, 6])],
+    ids=["by the config", "declared", "not declared"],
+)
+def test_passes_over_a_client_s_data_are_recorded_as_steps(topology: str, steps: list[int], tmp_path: Path) -> None:
+    """As a simulation records them, unless a leaf's samples were not declared."""
+    config = CONFIG.replace("periods = [1]", "periods = []\n[leaf]\nepochs = 3\nbatch = 20")
+    (tmp_path / "run.toml").write_text(config)
+    (tmp_path / "topology.toml").write_text(f'config = "run.toml"\n{topology}')
+    made = provision(Topology.load(tmp_path / "topology.toml"), tmp_path / "sites")
+    run = opened(made["root"], "")
+    assert [run.steps(rounds) for rounds in (1, 2)] == steps
+    run.close()
+    if not topology:
+        lead(made)
+        history = study_of(Config.load(tmp_path / "run.toml")).simulation.run().history
+        assert [record["steps"] for record in read_run(made["root"]).rounds] == [record.steps for record in history]
 
 
 def test_who_was_absent_or_refused_is_shown(folders: dict[str, Path], monkeypatch, capsys) -> None:

@@ -24,7 +24,7 @@ TABLE, LABELS = torch.randn(6, 4, generator=RANDOM), torch.tensor([0, 1, 2, 1, 0
 
 
 def chosen(module: nn.Module, inputs: Any = TABLE) -> tuple[Any, str]:
-    return select(FlatModule(module), LossOnScores(F.cross_entropy), inputs, LABELS, labels=True)
+    return select(FlatModule(module), LossOnScores(F.cross_entropy), inputs, LABELS, class_indices=True)
 
 
 def batch(lengths: list[int]) -> ClientBatches:
@@ -41,7 +41,7 @@ def trained(method: CompiledGradients, lengths: list[int]) -> Tensor:
 
 def test_batches_are_padded_where_that_changes_nothing() -> None:
     method, how = chosen(nn.Sequential(nn.AlphaDropout(0.5), nn.Linear(4, 3)))
-    assert how == "stacked" and method.pads and not method.even
+    assert how == "stacked" and method.pads and not method.reads_lengths
     trained(method, [5, 3, 5, 1])
     assert len(method._programs) == 1
 
@@ -55,7 +55,7 @@ def test_batches_are_padded_where_that_changes_nothing() -> None:
 )
 def test_clients_go_by_the_length_of_their_batches_where_samples_are_mixed(module: nn.Module) -> None:
     method, how = chosen(module)
-    assert how == "stacked" and not method.pads and method.even
+    assert how == "stacked" and not method.pads and method.reads_lengths
     trained(method, [5, 3, 5, 2])
     trained(method, [5, 5, 5, 3])
     assert len(method._programs) == 3, "one for each length, recorded once"
@@ -64,8 +64,8 @@ def test_clients_go_by_the_length_of_their_batches_where_samples_are_mixed(modul
 def test_a_form_that_forgets_the_statistics_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     right = program.RULES["batch_norm"]
 
-    def forgetful(frame: Any, op: Any, x: Any, w: Any, b: Any, mean: Any, var: Any, *more: Any) -> Any:
-        return right(frame, op, x, w, b, None, None, *more)
+    def forgetful(context: Any, op: Any, x: Any, w: Any, b: Any, mean: Any, var: Any, *more: Any) -> Any:
+        return right(context, op, x, w, b, None, None, *more)
 
     monkeypatch.setitem(program.RULES, "batch_norm", forgetful)
     _, how = chosen(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))
@@ -75,9 +75,9 @@ def test_a_form_that_forgets_the_statistics_is_not_believed(monkeypatch: pytest.
 def test_a_form_that_draws_otherwise_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     right = program.RULES["alpha_dropout"]
 
-    def other(frame: Any, op: Any, *args: Any) -> Any:
-        frame.draws().number()
-        return right(frame, op, *args)
+    def other(context: Any, op: Any, *args: Any) -> Any:
+        context.random_source().number()
+        return right(context, op, *args)
 
     monkeypatch.setitem(program.RULES, "alpha_dropout", other)
     _, how = chosen(nn.Sequential(nn.AlphaDropout(0.5), nn.Linear(4, 3)))
@@ -148,7 +148,8 @@ class Windowed(nn.Module):
 
 def test_what_no_step_changes_is_computed_once_and_where_the_inputs_are() -> None:
     captured = program.BatchedProgram(FlatModule(Windowed().to("meta")), TABLE.to("meta"))
-    assert {value.dtype for value in captured._fixed.values()} == {torch.bool}
-    assert {value.device.type for value in captured._fixed.values()} == {"meta"}
-    assert not {"arange", "lt", "to", "bitwise_not"} & {str(graph.op_name(step.node)) for step in captured._steps}
+    assert {value.dtype for value in captured._constants.values()} == {torch.bool}
+    assert {value.device.type for value in captured._constants.values()} == {"meta"}
+    names = {str(graph.op_name(instruction.node)) for instruction in captured._instructions}
+    assert not {"arange", "lt", "to", "bitwise_not"} & names
     assert chosen(Windowed())[1] == "stacked"

@@ -38,6 +38,6 @@ def test_no_step_waits_for_the_host(name: str) -> None:
     inputs_CB = map_tensors(lambda each: each.expand(CLIENTS, *each.shape).clone(), one)
     client_C, step = (torch.empty(shape, dtype=torch.long, device=ELSEWHERE) for shape in ((CLIENTS,), ()))
     with float32_matmul_precision("fp32", torch.device("cuda")), torch.no_grad():
-        program = BatchedProgram(flat, one, whole=True)
+        program = BatchedProgram(flat, one, all_outputs=True)
         outputs = output_tensors(program(named, shared, inputs_CB, RandomSource(ClientStream(0, client_C, step))))
     assert outputs and {each.device for each in outputs} == {ELSEWHERE}

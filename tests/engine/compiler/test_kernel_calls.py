@@ -131,7 +131,7 @@ def noted(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     noting = NotingKernels()
     monkeypatch.setattr(kernels, "backend_for", noting.table)
     loss = LossOnScores(F.cross_entropy)
-    method, how = select(flat, loss, inputs, targets, labels=True)
+    method, how = select(flat, loss, inputs, targets, class_indices=True)
     assert method is not None and how == "stacked"
     x_P, b_Z = flat.flatten_module(flat.module)
     x_CP, b_CZ = x_P.repeat(CLIENTS, 1), b_Z.repeat(CLIENTS, 1)

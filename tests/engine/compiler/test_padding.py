@@ -65,7 +65,7 @@ def outputs(given: Problem, flat: FlatModule, inputs_CB: Any) -> list[Tensor]:
     named = flat.unflatten(*(torch.stack(parts) for parts in zip(*rows, strict=True)))
     own = {**dict(flat.module.named_parameters()), **dict(flat.module.named_buffers())}
     shared = {name: value.detach() for name, value in own.items() if name not in named}
-    program = BatchedProgram(flat, map_tensors(lambda each: each[0], inputs_CB), whole=True)
+    program = BatchedProgram(flat, map_tensors(lambda each: each[0], inputs_CB), all_outputs=True)
     with torch.no_grad():
         return output_tensors(
             program(named, shared, inputs_CB.clone(), RandomSource(ClientStream(0, torch.arange(2), 0)))
@@ -92,7 +92,7 @@ def is_padded(name: str) -> bool:
         (map_tensors(way, given.inputs) for way in (some, with_another_last)),
     )
     mask_CB, length_C = torch.ones(2, FEW, dtype=torch.bool), np.array([FEW, FEW])
-    if not can_pad(flat, ClientBatches(mine_CB, torch.zeros(2, FEW), mask_CB, length_C), whole=True):
+    if not can_pad(flat, ClientBatches(mine_CB, torch.zeros(2, FEW), mask_CB, length_C), all_outputs=True):
         return False
     for mine, theirs in zip(outputs(given, flat, mine_CB), outputs(given, flat, theirs_CB), strict=True):
         assert mine.shape[:2] == (2, FEW)

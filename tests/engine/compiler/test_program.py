@@ -15,7 +15,7 @@ from stratafl.engine import kernels
 from stratafl.engine.batches import ClientBatches
 from stratafl.engine.compiler.padding import can_pad
 from stratafl.engine.compiler.program import BatchedProgram
-from stratafl.engine.gradients import CompiledGradients
+from stratafl.engine.gradients import CompiledGradients, GradientTask
 from stratafl.models.networks import lstm, resnet18_gn
 from tests.engine.selected import select
 
@@ -46,7 +46,7 @@ def difference(module: nn.Module, inputs_CB: Tensor) -> float:
     module."""
     torch.manual_seed(0)
     flat = FlatModule(module.double().train())
-    program = BatchedProgram(flat, inputs_CB[0], table=kernels.TORCH_BACKEND)
+    program = BatchedProgram(flat, inputs_CB[0], backend=kernels.TORCH_BACKEND)
     x_CP, b_CZ = rows_of(flat, len(inputs_CB))
     named = {name: view.detach().requires_grad_() for name, view in flat.unflatten(x_CP, b_CZ).items()}
     outputs_CB = program(named, {}, inputs_CB, None)
@@ -131,7 +131,7 @@ def test_resnet() -> None:
     torch.manual_seed(0)
     flat = FlatModule(resnet18_gn((3, 8, 8), 5))
     inputs, targets = torch.randn(2, 3, 8, 8), torch.tensor([1, 4])
-    stacked = CompiledGradients(flat, F.cross_entropy, inputs, labels=True)
+    stacked = CompiledGradients(GradientTask(flat, F.cross_entropy, inputs, targets, class_indices=True))
     x_P, b_Z = flat.flatten_module(flat.module)
     batch = ClientBatches(inputs[None], targets[None], torch.ones(1, 2, dtype=torch.bool), torch.tensor([2]).numpy())
     got_P = stacked(x_P[None], b_Z[None], batch)[0]

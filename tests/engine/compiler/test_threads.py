@@ -15,7 +15,7 @@ from torch.distributions import Distribution
 from torch.nn.modules import transformer
 
 from stratafl.base import rng
-from stratafl.engine import loop, precision, random_streams
+from stratafl.engine import cuda_graphs, loop, precision, random_streams
 from stratafl.engine.compiler import program
 from stratafl.engine.compiler.capture import opaque_autograd_functions, trace_fx
 from tests.engine.zoo.entry import Net
@@ -92,6 +92,7 @@ CHANGING: dict[str, Callable[[], Any]] = {
     "layers": precision.cudnn_disabled,
     "attention": lambda: random_streams.math_attention(CUDA),
     "mapping": program.vmap_fallback_disabled,
+    "garbage collection": cuda_graphs.garbage_collection_paused,
 }
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 
 def paths(value: Any, where: tuple = ()) -> Iterator[tuple]:
-    """Every place in nested data, outermost first."""
+    """Paths to all values in nested data, outermost first."""
     if where:
         yield where
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, each in inside:
-        yield from paths(each, (*where, key))
+    for key, inner in inside:
+        yield from paths(inner, (*where, key))
 
 
 def changed(value: Any, where: tuple, new: Any) -> Any:

@@ -31,8 +31,8 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    launch = Launch.new(Config.of(CONFIG), "study", tmp_path_factory.mktemp("whole"))
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    launch = Launch.new(Config.of(CONFIG), "study", tmp_path_factory.mktemp("uninterrupted"))
     return contents(launch.run().path)
 
 
@@ -143,7 +143,7 @@ def append(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=list(DAMAGE))
-def test_the_one_before_a_damaged_one_is_used(damage: Callable, run: Path, whole: dict) -> None:
+def test_the_one_before_a_damaged_one_is_used(damage: Callable, run: Path, uninterrupted: dict) -> None:
     damage(run)
     said: list[str] = []
     launch = Launch.resume(run, said.append)
@@ -151,10 +151,10 @@ def test_the_one_before_a_damaged_one_is_used(damage: Callable, run: Path, whole
     assert said[0].startswith("the checkpoint of round 4 is not used: ") and "\n" not in said[0]
     assert said[1] == "goes on after round 3"
     launch.run()
-    assert contents(run) == whole
+    assert contents(run) == uninterrupted
 
 
-def test_without_a_good_checkpoint_a_run_begins_again(run: Path, whole: dict) -> None:
+def test_without_a_good_checkpoint_a_run_begins_again(run: Path, uninterrupted: dict) -> None:
     for name in names(run):
         flip(run / "checkpoints" / name / "tensors.safetensors")
     said: list[str] = []
@@ -165,17 +165,17 @@ def test_without_a_good_checkpoint_a_run_begins_again(run: Path, whole: dict) ->
         "begins again",
     ]
     launch.run()
-    assert contents(run) == whole
+    assert contents(run) == uninterrupted
 
 
 @pytest.mark.parametrize("damage", [flip_record, cut_record])
-def test_without_its_first_records_a_run_begins_again(damage: Callable, run: Path, whole: dict) -> None:
+def test_without_its_first_records_a_run_begins_again(damage: Callable, run: Path, uninterrupted: dict) -> None:
     damage(run, 1)
     said: list[str] = []
     Launch.resume(run, said.append).run()
     assert [line.split(":")[0] for line in said][-1] == "begins again"
     assert all("rounds.jsonl" in line for line in said[:-1])
-    assert contents(run) == whole
+    assert contents(run) == uninterrupted
 
 
 def test_a_checkpoint_does_not_grow_with_the_rounds(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_checkpoint_does_not_grow_with_the_rounds(tmp_path: Path) -> None:
     assert abs(sizes[40] - sizes[10]) < 200
 
 
-def test_a_damaged_one_is_gone_after_the_next_good_one_and_two_are_kept(run: Path) -> None:
+def test_a_damaged_checkpoint_is_removed_and_two_are_kept(run: Path) -> None:
     flip(run / "checkpoints" / "000004" / "state.json")
     launch = Launch.resume(run)
     seen = []
@@ -210,14 +210,14 @@ def test_a_damaged_one_is_gone_after_the_next_good_one_and_two_are_kept(run: Pat
     assert as_read(run, 4) and as_read(run, 5)
 
 
-def test_what_a_killed_process_left_is_cleared_away(run: Path, whole: dict) -> None:
+def test_what_a_killed_process_left_is_cleared_away(run: Path, uninterrupted: dict) -> None:
     for path in (run / "checkpoints" / ".000005.1234.partial", run / ".rounds.jsonl.77.partial"):
         path.mkdir()
         (path / "state.json").write_text("half")
     with (run / "rounds.jsonl").open("ab") as file:
         file.write(b'{"round": 6, "ste')
     Launch.resume(run).run()
-    assert contents(run) == whole
+    assert contents(run) == uninterrupted
 
 
 def test_data_that_changed_is_noticed(run: Path) -> None:

@@ -63,12 +63,12 @@ def place(stopped: Path, tmp_path: Path) -> tuple[Path, Path]:
 
 
 def some(items: list, count: int, start: int = 0) -> list:
-    """So many of them, spread evenly."""
+    """Choose `count` items, spread evenly."""
     return [items[(start + i * max(len(items) // count, 1)) % len(items)] for i in range(count)]
 
 
 def thinned(cases: list[tuple]) -> list[Any]:
-    """All of them, two of three with the slow tests."""
+    """Mark two of three cases as slow."""
     return [pytest.param(*case, marks=[pytest.mark.slow] * (number % 3 > 0)) for number, case in enumerate(cases)]
 
 
@@ -85,11 +85,11 @@ def test_a_config_with_a_wrong_value(where: tuple, tmp_path: Path) -> None:
         runs = tmp_path / "runs"
 
         def launch() -> None:
-            made = Launch.new(Config.of(config), "study", runs)
+            launched = Launch.new(Config.of(config), "study", runs)
             # whatever it says: this is not about patience
-            made.simulation.rounds = 1
-            made.simulation.schedule = Schedule((1, 1))
-            made.run()
+            launched.simulation.rounds = 1
+            launched.simulation.schedule = Schedule((1, 1))
+            launched.run()
 
         before = outside(tmp_path)
         harmless(launch)
@@ -104,8 +104,8 @@ def test_a_name_that_is_no_name(name: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="--name"):
         Launch.new(Config.of(CONFIG), name, tmp_path / "runs")
     assert not list(tmp_path.iterdir())
-    made = slug(name)
-    assert made and "/" not in made and not made.startswith((".", "-"))
+    folder_name = slug(name)
+    assert folder_name and "/" not in folder_name and not folder_name.startswith((".", "-"))
 
 
 # -- run directories -------------------------------------------------------------------------------

@@ -151,11 +151,11 @@ def test_a_signal_waits_for_no_more_than_the_group_round(server: Server, tmp_pat
     plugin.write_text(STOPPING)
     config.write_text(CONFIG)
     changes = {"run.plugins": json.dumps([str(plugin)]), "run.rounds": 2, "schedule.periods": "[7, 1]"}
-    given = [text for key, value in changes.items() for text in ("--set", f"{key}={value}")]
+    options = [text for key, value in changes.items() for text in ("--set", f"{key}={value}")]
     moment.write_text("0")
-    assert server.run("run", config, "--quiet", "--runs", tmp_path / "whole", *given)[0] == 0
+    assert server.run("run", config, "--quiet", "--runs", tmp_path / "whole", *options)[0] == 0
     moment.write_text("3")
-    assert server.run("run", config, "--quiet", "--runs", tmp_path / "runs", *given)[0] == 130
+    assert server.run("run", config, "--quiet", "--runs", tmp_path / "runs", *options)[0] == 130
     run = only(tmp_path / "runs")
     for place in ((0, 3), (0, 6), (1, 2), (1, 5)):
         status = json.loads((run / "status.json").read_text())

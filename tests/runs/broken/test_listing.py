@@ -52,8 +52,7 @@ def named(runs: Path, name: str) -> Path:
 
 
 def check_listed(runs: Path, monkeypatch, capsys, *, report: bool = False, figures: bool = False) -> None:
-    """Every way to look at the folder shows the healthy run, and prints nothing but what can be
-    seen."""
+    """Check that every view of the folder shows the healthy run, and printable text only."""
     monkeypatch.setenv("COLUMNS", "300")
     assert command(monkeypatch, "runs", runs) == 0
     check_text(capsys, "healthy-")
@@ -73,15 +72,15 @@ def check_listed(runs: Path, monkeypatch, capsys, *, report: bool = False, figur
         assert {path.name for path in runs.parent.iterdir()} <= {"runs", "report.html", "figures"}
 
 
-def check_text(capsys, wanted: str) -> None:
+def check_text(capsys, expected: str) -> None:
     shown = capsys.readouterr()
-    assert wanted in shown.out
+    assert expected in shown.out
     shown.out.encode(), shown.err.encode()
     assert all(letter.isprintable() or letter == "\n" for letter in shown.out + shown.err)
 
 
 def places(run: Path) -> Iterator[tuple[str, int | None, tuple]]:
-    """Every field of every file, and of the last record."""
+    """Paths to the fields of all files, and of the last record."""
     for name in ("run.json", "status.json", "tree.json", "summary.json"):
         for where in paths(json.loads((run / name).read_text())):
             yield name, None, where
@@ -101,7 +100,7 @@ def damage(run: Path, name: str, line: int | None, where: tuple, new: Any) -> No
 
 @pytest.mark.slow
 def test_every_field_damaged_in_some_way(stored: Path, runs: Path, monkeypatch, capsys) -> None:
-    """Each field once, with odd values in turn; the page, which takes longer, of some."""
+    """Damage every field once, with odd values in turn; write the slower report for some."""
     chance = random.Random(17)
     healthy = named(runs, "hurt")
     every = list(places(healthy))

@@ -14,7 +14,7 @@ import pytest
 
 from stratafl import InvalidInput
 from stratafl.config.schema import Config
-from stratafl.runs import StoredRun, list_runs, read_run
+from stratafl.runs import StoredRun, list_runs, provenance, read_run
 from stratafl.runs.format import RunLock
 from stratafl.runs.launch import Launch
 from stratafl.runs.provenance import Provenance, changes, changes_since, essence, identity
@@ -105,14 +105,14 @@ def test_a_moved_and_a_copied_project_know_their_runs(project: Path, tmp_path: P
     assert swept(project) == (True, [])
 
 
-def test_what_is_kept_and_how_it_is_computed_is_no_reason_to_run_again(project: Path) -> None:
+def test_storage_and_engine_are_no_reason_to_run_again(project: Path) -> None:
     swept(project)
     assert swept(project, checkpoint_every=1, keep_state=True, engine="loop") == (True, [])
     assert swept(project, precision="bf16") == (True, ["a: was computed in fp32, and is not again in bf16"])
     assert swept(project, update_factor=9)[0] is False
 
 
-def test_what_failed_in_another_precision_is_run_again_in_the_one_asked_for(project: Path) -> None:
+def test_a_failed_run_is_repeated_in_the_requested_precision(project: Path) -> None:
     launch = Launch.new(config_of(project, precision="bf16"), "a", project / "runs")
     launch.folder.set_status("failed", launch.place, "out of memory")
     launch.folder.close()
@@ -159,7 +159,7 @@ IMPORTS = [
 ]
 
 
-@pytest.mark.parametrize(("importing", "file"), IMPORTS, ids=[each.replace("\n", " ") for each, _ in IMPORTS])
+@pytest.mark.parametrize(("importing", "file"), IMPORTS, ids=[code.replace("\n", " ") for code, _ in IMPORTS])
 def test_a_module_that_a_rule_imports_is_one_of_its_files(
     importing: str, file: str, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,11 +194,30 @@ def test_a_folder_of_data_is_one_of_the_files(tmp_path: Path) -> None:
     config = {"data": {"name": str(images)}, "run": {}}
     before = Provenance.of(config)
     assert changes(before, config) == []
+    (images / "a.png").write_bytes(b"21")
+    assert changes(before, config) == ["images was changed"], "as many bytes"
+    (images / "a.png").write_bytes(b"12")
+    assert changes(before, config) == []
     (images / "b.png").write_bytes(b"3")
     assert changes(before, config) == ["images was changed"]
 
 
-def test_the_files_of_a_run_are_the_same_whatever_its_process_has_loaded(project: Path, monkeypatch) -> None:
+@pytest.mark.parametrize("largest", [0, 1 << 30])
+def test_a_folder_may_be_known_by_names_and_sizes_alone(
+    largest: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a large one, and of the runs of earlier versions."""
+    (tmp_path / "a.png").write_bytes(b"12")
+    monkeypatch.setattr(provenance, "HASHED_FOLDER_SIZE", 0)
+    config = {"data": {"name": str(tmp_path)}, "run": {}}
+    before = Provenance.of(config)
+    monkeypatch.setattr(provenance, "HASHED_FOLDER_SIZE", largest)
+    assert changes(before, config) == []
+    (tmp_path / "a.png").write_bytes(b"123")
+    assert changes(before, config) == [f"{tmp_path.name} was changed"]
+
+
+def test_recorded_files_do_not_depend_on_loaded_modules(project: Path, monkeypatch) -> None:
     (project / "pulls.py").write_text("strength = 1\n")
     monkeypatch.syspath_prepend(project)
     alone = Provenance.of(config_of(project).as_dict())
@@ -209,11 +228,11 @@ def test_the_files_of_a_run_are_the_same_whatever_its_process_has_loaded(project
 
 def test_defaults_that_are_new_change_no_identity() -> None:
     written = Config.of({"leaf": {"lr": 0.2}}).as_dict()
-    older = {**written, "run": {key: each for key, each in written["run"].items() if key != "update_factor"}}
+    older = {**written, "run": {key: value for key, value in written["run"].items() if key != "update_factor"}}
     assert essence(older) == essence(written)
 
 
-def test_a_rate_that_depends_on_how_long_a_run_is_makes_it_another_run() -> None:
+def test_a_schedule_over_all_rounds_depends_on_their_number() -> None:
     def of(rounds: int, schedule: Any) -> dict[str, Any]:
         return essence(Config.of({"leaf": {"schedule": schedule}, "run": {"rounds": rounds}}), extent=False)
 
@@ -231,7 +250,7 @@ def test_files_of_one_name_in_two_folders_stay_two(tmp_path: Path) -> None:
 
 
 def test_an_archive_of_before_is_still_understood(project: Path, tmp_path: Path) -> None:
-    """Its run.json does not say where it was written."""
+    """An older run.json without the place where it was written is accepted."""
     run = done(project)
     described = json.loads((run.path / "run.json").read_text())
     assert described.pop("folder") == str(run.path)
@@ -240,7 +259,7 @@ def test_an_archive_of_before_is_still_understood(project: Path, tmp_path: Path)
     assert old.files == run.files and identity(old) == identity(run) and not changes_since(old, config_of(project))
 
 
-def test_a_run_that_went_on_by_force_is_not_what_its_config_computes(project: Path) -> None:
+def test_a_run_resumed_by_force_is_not_its_config_s_run(project: Path) -> None:
     launch = Launch.new(config_of(project), "study", project / "runs")
     launch.folder.close()
     with (project / "rule.py").open("a") as file:

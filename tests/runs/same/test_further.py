@@ -27,8 +27,8 @@ def study(**changes: Any) -> Simulation:
     inputs = torch.randn(40, 4, generator=random)
     targets = (inputs @ torch.randn(4, 3, generator=random)).argmax(dim=1)
     parts = [range(10 * client, 10 * client + 10) for client in range(4)]
-    given = {"rules": "mtgc", "periods": [2, 2], "rounds": 2, "batch": 5, "test": (inputs, targets), **changes}
-    return simulate(lambda: nn.Linear(4, 3), (inputs, targets), parts, "2x2", engine="loop", **given)
+    options = {"rules": "mtgc", "periods": [2, 2], "rounds": 2, "batch": 5, "test": (inputs, targets), **changes}
+    return simulate(lambda: nn.Linear(4, 3), (inputs, targets), parts, "2x2", engine="loop", **options)
 
 
 def config(**run: Any) -> Config:
@@ -38,7 +38,7 @@ def config(**run: Any) -> Config:
 def bits(run: Path) -> dict[str, Any]:
     """Files of a run, without its provenance, which has its first length."""
     result = contents(run)
-    return {**result, "state": {key: each for key, each in result["state"].items() if key != "inputs"}}
+    return {**result, "state": {key: value for key, value in result["state"].items() if key != "inputs"}}
 
 
 def done(folder: Path, **run: Any) -> Path:
@@ -77,7 +77,7 @@ def test_what_would_have_been_another_run_is_refused(
     assert (tmp_path / "x" / "rounds.jsonl").read_bytes() == before and read_run(tmp_path / "x").status == "done"
 
 
-def test_a_rate_that_nobody_can_look_into_is_compared_round_by_round(tmp_path: Path) -> None:
+def test_an_opaque_learning_rate_is_compared_round_by_round(tmp_path: Path) -> None:
     length = SimpleNamespace(rounds=2)
 
     def fading(round: int) -> float:
@@ -115,13 +115,13 @@ def test_a_kept_loop_that_is_over_gives_its_result(tmp_path: Path) -> None:
 
 
 def test_the_command_goes_further(tmp_path: Path, monkeypatch, capsys) -> None:
-    run, whole = done(tmp_path / "a"), done(tmp_path / "b", rounds=4)
+    run, longer = done(tmp_path / "a"), done(tmp_path / "b", rounds=4)
     assert command(monkeypatch, "run", "--resume", run, "-q") == 2
     assert "with --set run.rounds=N it goes on" in capsys.readouterr().err
     assert command(monkeypatch, "run", "--resume", run, "--set", "leaf.lr=1", "-q") == 2
     assert "a run goes on as it began: with --resume only run.rounds" in capsys.readouterr().err
     assert command(monkeypatch, "run", "--resume", run, "--set", "run.rounds=4", "-q") == 0
-    assert bits(run) == bits(whole)
+    assert bits(run) == bits(longer)
     assert command(monkeypatch, "run", "--resume", run, "--set", "run.rounds=4", "-q") == 2
 
 
@@ -139,7 +139,7 @@ def test_a_rate_over_all_rounds_is_refused(tmp_path: Path) -> None:
         Launch.resume(run, config=Launch.changed(run, ["run.rounds=4"]))
 
 
-def test_a_sweep_goes_on_with_what_kept_its_state_and_repeats_the_rest(tmp_path: Path) -> None:
+def test_a_sweep_continues_kept_runs_and_repeats_the_rest(tmp_path: Path) -> None:
     def swept(**run: Any) -> tuple[list[str], Path | None]:
         said: list[str] = []
         (outcome,) = run_all({"a": config(**run)}, tmp_path, 1, say=said.append)

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from stratafl.base.errors import InvalidInput, MissingExtra
+from stratafl.data.catalog.archive import FileTree
+from stratafl.data.catalog.shakespeare import Role, from_pairs, split_roles
 from stratafl.data.catalog.storage import DatasetArrays
-from stratafl.data.formats.archive import FileTree
-from stratafl.data.formats.shakespeare import Role, from_pairs, split_roles
-
-
-class HubColumns(NamedTuple):
-    """Names of the image and label columns."""
-
-    image: str
-    label: str
 
 
 def fits(files: FileTree) -> bool:
@@ -52,23 +45,24 @@ def load(where: str | Path, split: str) -> Any:
 
 
 def read_images(
-    where: str | Path, table: HubColumns, classes: tuple[str, ...], mode: str, letters: bool = False
+    where: str | Path, image: str, label: str, classes: tuple[str, ...], mode: str, letters: bool = False
 ) -> DatasetArrays:
-    """Read images and labels of the train and test splits; other splits are ignored."""
+    """Read images and labels of the train and test splits; other splits are ignored.
+
+    image, label: names of the columns.
+    """
     arrays: dict[str, Any] = {}
     for part in ("train", "test"):
         rows = load(where, part)
-        missing = {table.image, table.label} - set(rows.column_names)
+        missing = {image, label} - set(rows.column_names)
         if missing:
-            raise _broken(where, part, f"columns {table.image}, {table.label}", rows.column_names)
-        named = getattr(rows.features[table.label], "names", None)
+            raise _broken(where, part, f"columns {image}, {label}", rows.column_names)
+        named = getattr(rows.features[label], "names", None)
         if named is not None and [_plain(name) for name in named] != [_plain(c) for c in classes]:
             raise _broken(where, part, f"classes {', '.join(classes)}", ", ".join(named))
-        arrays[f"x_{part}"] = _pixels(where, part, rows, table.image, mode)
-        arrays[f"y_{part}"] = np.asarray(rows[table.label][:], np.int64)
-    notes: tuple[str, ...] = ()
-    if letters:
-        notes = (f"images {_stand_up(arrays)}",)
+        arrays[f"x_{part}"] = _pixels(where, part, rows, image, mode)
+        arrays[f"y_{part}"] = np.asarray(rows[label][:], np.int64)
+    notes = (f"images {_stand_up(arrays)}",) if letters else ()
     return DatasetArrays(kind="image", classes=classes, notes=notes, **arrays)
 
 
@@ -131,5 +125,5 @@ def _roles(rows: Any) -> Iterator[Role]:
         yield from_pairs(role, *pairs[role])
 
 
-def _broken(where: str | Path, part: str, expected: str, found: object) -> InvalidInput:
-    return InvalidInput("source", str(where), f"{part}: expected {expected}, found {found}")
+def _broken(where: str | Path, part: str, expected: str, present: object) -> InvalidInput:
+    return InvalidInput("source", str(where), f"{part}: expected {expected}, found {present}")

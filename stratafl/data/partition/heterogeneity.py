@@ -1,8 +1,15 @@
-"""Figures of a partition: classes, sizes and images of the nodes."""
+"""Heterogeneity of a partition, level by level: measures and figures.
+
+Distances are total variation between label distributions: half the sum of absolute differences, 0
+when equal and 1 when no class is shared. Global means all samples that were kept.
+
+Shape suffixes: N nodes of a level, K classes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +17,91 @@ import numpy as np
 import torch
 
 from stratafl.base.errors import InvalidInput, MissingExtra
-from stratafl.data.partition.statistics import class_counts
+from stratafl.base.topology import subtree_counts
 from stratafl.data.transforms import rotate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class MinMedianMax:
+    """Minimum, median and maximum over the nodes of a level."""
+
+    least: int
+    median: float
+    most: int
+
+    @staticmethod
+    def of(values: np.ndarray) -> MinMedianMax:
+        return MinMedianMax(int(values.min()), float(np.median(values)), int(values.max()))
+
+
+@dataclass(frozen=True)
+class LevelHeterogeneity:
+    """Heterogeneity of one edge level; distances are unweighted means over its nodes."""
+
+    level: int
+    nodes: int
+    to_parent: float
+    to_global: float
+    classes: MinMedianMax
+    sizes: MinMedianMax
+
+
+@dataclass(frozen=True)
+class HeterogeneityReport:
+    """Heterogeneity of all levels, the root's children first."""
+
+    samples: int
+    dropped: int
+    classes: int
+    levels: tuple[LevelHeterogeneity, ...]
+
+
+def heterogeneity(
+    labels: np.ndarray, leaves: Sequence[np.ndarray], parents: Sequence[Sequence[int] | np.ndarray]
+) -> HeterogeneityReport:
+    """Measure a partition: `leaves` holds the samples of each client, `parents` is the tree."""
+    counts = class_counts(labels, leaves, parents)
+    levels = []
+    for level in range(1, len(counts)):
+        counts_NK = counts[level]
+        share_NK = _shares(counts_NK)
+        parent_NK = _shares(counts[level - 1])[np.asarray(parents[level], dtype=np.int64)]
+        levels.append(
+            LevelHeterogeneity(
+                level,
+                len(counts_NK),
+                float(total_variation(share_NK, parent_NK).mean()),
+                float(total_variation(share_NK, _shares(counts[0])).mean()),
+                MinMedianMax.of((counts_NK > 0).sum(axis=1)),
+                MinMedianMax.of(counts_NK.sum(axis=1)),
+            )
+        )
+    kept = int(counts[0].sum())
+    return HeterogeneityReport(kept, len(labels) - kept, int((counts[0] > 0).sum()), tuple(levels))
+
+
+def class_counts(
+    labels: np.ndarray, leaves: Sequence[np.ndarray], parents: Sequence[Sequence[int] | np.ndarray]
+) -> list[np.ndarray]:
+    """Number of samples of each class that each node holds (N x K), per level, root first."""
+    if len(leaves) != len(parents[-1]):
+        raise InvalidInput("leaves", len(leaves), f"the tree has {len(parents[-1])} leaves")
+    classes = int(np.max(labels)) + 1
+    return subtree_counts(parents, np.stack([np.bincount(labels[leaf], minlength=classes) for leaf in leaves]))
+
+
+def total_variation(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """Total variation distance between distributions along the last axis."""
+    return np.abs(p - q).sum(axis=-1) / 2.0
+
+
+def _shares(counts_NK: np.ndarray) -> np.ndarray:
+    return counts_NK / np.maximum(counts_NK.sum(axis=1, keepdims=True), 1)
+
 
 Parents = Sequence[Sequence[int] | np.ndarray]
 
@@ -60,7 +146,7 @@ def split_figure(
         _bars(sizes, left[level], width[level], np.zeros(len(total_N)), total_N, BAR)
         _dress(shares, sizes, level, depth, left, width)
     axes[0, 0].set_xlim(0, len(leaves))
-    _explain(figure, axes, colours, [_class_name(int(c), class_names) for c in used])
+    _explain(figure, axes, colours, [str(class_names[c]) if c < len(class_names) else str(c) for c in map(int, used)])
     if title:
         figure.suptitle(title, color=INK, fontsize=11)
     return _save(figure, path)
@@ -109,11 +195,7 @@ def contact_sheet(
 
 
 def _strip(
-    images: np.ndarray,
-    leaves: Sequence[np.ndarray],
-    numbers: np.ndarray,
-    angles: np.ndarray | None,
-    count: int,
+    images: np.ndarray, leaves: Sequence[np.ndarray], numbers: np.ndarray, angles: np.ndarray | None, count: int
 ) -> np.ndarray:
     """Images from as many of a node's clients as possible, side by side with a small gap."""
     picked = []
@@ -136,31 +218,14 @@ def _strip(
 
 def _places(parents: Parents) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Start and width of each node of each level, in numbers of clients."""
-    width: list[np.ndarray] = [np.ones(len(parents[-1]))]
-    for level in range(len(parents) - 1, 0, -1):
-        width.insert(0, np.bincount(np.asarray(parents[level], dtype=np.int64), weights=width[0]))
+    width = subtree_counts(parents, np.ones(len(parents[-1])))
     return [np.cumsum(w) - w for w in width], width
 
 
-def _bars(
-    axis: Axes,
-    left: np.ndarray,
-    width: np.ndarray,
-    bottom: np.ndarray,
-    top: np.ndarray,
-    colour: Any,
-) -> None:
+def _bars(axis: Axes, left: np.ndarray, width: np.ndarray, bottom: np.ndarray, top: np.ndarray, colour: Any) -> None:
     if len(left) <= SEPARATE_BARS:
         gap = 0.06 * width.min()
-        axis.bar(
-            left + gap / 2,
-            top - bottom,
-            width - gap,
-            bottom,
-            align="edge",
-            color=colour,
-            linewidth=0,
-        )
+        axis.bar(left + gap / 2, top - bottom, width - gap, bottom, align="edge", color=colour, linewidth=0)
     else:
         # One outline for all: thousands of separate bars would take minutes and show no gaps
         # anyway.
@@ -169,14 +234,7 @@ def _bars(
         axis.fill_between(edges, low, high, step="post", color=colour, linewidth=0)
 
 
-def _dress(
-    shares: Axes,
-    sizes: Axes,
-    level: int,
-    depth: int,
-    left: list[np.ndarray],
-    width: list[np.ndarray],
-) -> None:
+def _dress(shares: Axes, sizes: Axes, level: int, depth: int, left: list[np.ndarray], width: list[np.ndarray]) -> None:
     name = "clients" if level == depth else "groups" if level == 1 else f"level {level}"
     shares.set_ylabel(f"{name}\nclass shares", color=INK)
     sizes.set_ylabel("samples", color=INK)
@@ -193,15 +251,7 @@ def _dress(
     nodes = len(left[level])
     if nodes <= NAMED_NODES:
         for number, (start, wide) in enumerate(zip(left[level], width[level], strict=True)):
-            shares.text(
-                start + wide / 2,
-                1.03,
-                str(number),
-                ha="center",
-                va="bottom",
-                fontsize=8,
-                color=GREY,
-            )
+            shares.text(start + wide / 2, 1.03, str(number), ha="center", va="bottom", fontsize=8, color=GREY)
 
 
 def _explain(figure: Figure, axes: np.ndarray, colours: list[Any], names: list[str]) -> None:
@@ -224,10 +274,6 @@ def _colours(classes: int) -> list[Any]:
         if classes <= enough:
             return list(matplotlib.colormaps[name](np.arange(classes)))
     return list(matplotlib.colormaps["turbo"](np.linspace(0.0, 1.0, classes)))
-
-
-def _class_name(c: int, names: Sequence[str]) -> str:
-    return str(names[c]) if c < len(names) else str(c)
 
 
 def _degrees(angles: np.ndarray) -> str:

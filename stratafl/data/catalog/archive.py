@@ -23,7 +23,6 @@ from stratafl.base.errors import InvalidInput
 
 # Far above any file read here, far below what a forged one could ask for.
 UNPACKED_LIMIT = 4 << 30
-
 _BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile)
 
 
@@ -89,9 +88,9 @@ class FileTree(ABC):
             raise self.corrupt(name, f"at most {UNPACKED_LIMIT:,} bytes", f"{size:,}")
         return name
 
-    def corrupt(self, name: str, expected: str, found: object) -> InvalidInput:
+    def corrupt(self, name: str, expected: str, present: object) -> InvalidInput:
         """Build the error about a file with wrong contents."""
-        text = " ".join(str(found).split()) or type(found).__name__
+        text = " ".join(str(present).split()) or type(present).__name__
         return InvalidInput("source", str(self.path), f"{name}: expected {expected}, found {text}")
 
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stratafl.base.errors import InvalidInput
+from stratafl.data.catalog.archive import FileTree
 from stratafl.data.catalog.storage import DatasetArrays
-from stratafl.data.formats.archive import FileTree
 
 LENGTH = 80
 TRAIN_PER_ROLE = 1_500
@@ -24,7 +24,6 @@ TEST_PER_ROLE = 300
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 _OUTSIDE = 255
 _FOREIGN_LIMIT = 0.01
-
 _CODES = np.full(128, _OUTSIDE, np.uint8)
 _CODES[np.frombuffer(ALPHABET.encode(), np.uint8)] = np.arange(len(ALPHABET))
 
@@ -48,7 +47,7 @@ def encode(text: str) -> np.ndarray:
 
 
 def windows(name: str, text: str) -> Role:
-    """All sequences of a text, as a view; the text must be longer than one sequence."""
+    """Sequences of a text, as a view; the text must be longer than one sequence."""
     view = np.lib.stride_tricks.sliding_window_view(encode(text), LENGTH + 1)
     return Role(name, view[:, :LENGTH], view[:, LENGTH])
 
@@ -108,11 +107,7 @@ def split_roles(roles: Iterable[Role]) -> DatasetArrays:
     characters = sum(array.size for array in arrays.values())
     foreign = sum(int((array == _OUTSIDE).sum()) for array in arrays.values())
     if foreign > _FOREIGN_LIMIT * characters:
-        raise InvalidInput(
-            "source",
-            f"{foreign:,} of {characters:,} characters",
-            "text in LEAF's alphabet expected",
-        )
+        raise InvalidInput("source", f"{foreign:,} of {characters:,} characters", "text in LEAF's alphabet expected")
     for array in arrays.values():
         array[array == _OUTSIDE] = ALPHABET.index(" ")
     owner = np.arange(len(names), dtype=np.int32)

@@ -1,0 +1,108 @@
+"""The architecture page says how packages are layered and which files a round goes through."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+import stratafl as fl
+from tests.docs.blocks import ROOT
+from tests.test_architecture import FILES, LAYERS, PACKAGE
+
+PAGE = (ROOT / "docs/architecture.md").read_text()
+BLOCKS = re.findall(r"```text\n(.*?)```", PAGE, flags=re.DOTALL)
+ROW = re.compile(r"^ *([\w/]+\.py) +(\w+(?:, \w+)*)(?:  |$)", flags=re.MULTILINE)
+
+
+class Call(NamedTuple):
+    """Call of a function of the package."""
+
+    file: str
+    function: str
+    caller: str
+    """File of the calling function; empty where that is not in the package."""
+
+
+def test_picture_and_table_have_all_packages_in_order() -> None:
+    picture = [name for line in BLOCKS[0].splitlines() for name in line[22:].split()]
+    assert picture == LAYERS
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE, flags=re.MULTILINE)
+    assert [name for name, _ in rows] == LAYERS[::-1]
+    for package, contents in rows:
+        inside = {path.stem for path in (PACKAGE / package).rglob("*")}
+        assert set(re.findall(r"`([a-z_]+)`", contents)) - {"simulate"} <= inside, package
+
+
+def definitions(path: Path) -> set[str]:
+    """Names of all functions and classes that a file defines."""
+    return set(re.findall(r"^ *(?:def|class) (\w+)", path.read_text(), flags=re.MULTILINE))
+
+
+def test_named_files_define_the_functions_beside_them() -> None:
+    rows = ROW.findall("".join(BLOCKS[1:]))
+    assert len(rows) > 50
+    for file, functions in rows:
+        assert set(functions.split(", ")) <= definitions(PACKAGE / file), file
+    named = re.findall(r"`(\w+/[\w/]+\.py)`", PAGE)
+    assert {name for name in named if not (PACKAGE / name).exists() and not (ROOT / name).exists()} == set()
+
+
+def traced_round() -> list[Call]:
+    """The calls of a global round of four clients, whose only edge level synchronises once."""
+    torch.manual_seed(0)
+    data = torch.randn(40, 4), torch.randint(0, 3, (40,))
+    parts = [range(10 * client, 10 * client + 10) for client in range(4)]
+    simulation = fl.simulate(
+        nn.Linear(4, 3), data, [list(part) for part in parts], "4", periods=[2], batch=5, rounds=1,
+        test=data, evaluate_levels=[0, 1], engine="loop",
+    )  # fmt: skip
+    files = {str(path): path.relative_to(PACKAGE).as_posix() for path in FILES}
+    calls = []
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code.co_filename in files:
+            caller = frame.f_back.f_code.co_filename if frame.f_back is not None else ""
+            calls.append(Call(files[frame.f_code.co_filename], frame.f_code.co_name, files.get(caller, "")))
+
+    sys.setprofile(profile)
+    try:
+        simulation.advance()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_a_round_enters_the_files_in_the_order_given() -> None:
+    """Every file stands once in each direction, and its first function is first called after that
+    of the file above."""
+    calls, start = traced_round(), 0
+    legs = dict(re.findall(r"^(down|up|record): .*\n((?:  .*\n)+)", "".join(BLOCKS[1:3]), flags=re.MULTILINE))
+    assert list(legs) == ["down", "up", "record"]
+    for leg in legs.values():
+        rows = ROW.findall(leg)
+        files = [file for file, _ in rows]
+        assert len(set(files)) == len(files)
+        called = [(call.file, call.function) for call in calls[start:]]
+        places = [called.index((file, functions.split(", ")[0])) for file, functions in rows]
+        assert places == sorted(places), [
+            rows[place] for place in range(1, len(rows)) if places[place] < places[place - 1]
+        ]
+        assert all((file, name) in called for file, functions in rows for name in functions.split(", "))
+        start += places[-1] + 1
+
+
+def test_a_synchronisation_enters_the_federation_once() -> None:
+    calls = traced_round()
+    training = calls[: [call.function for call in calls].index("_rank_records")]
+    entered = [
+        call
+        for call in training
+        if (call.caller, call.file) == tuple(f"{n}/{n}.py" for n in ("simulation", "federation"))
+    ]
+    assert [call.function for call in entered] == ["train_and_synchronize"]
