@@ -60,8 +60,7 @@ def _argument_tensors(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Tenso
         if isinstance(value, Tensor):
             yield name, value
         elif isinstance(value, Edge):
-            parts = {"model": value.model, "correction": value.correction, "rate": value.rate}
-            yield from ((f"{name}.{key}", part) for key, part in parts.items() if part is not None)
+            yield from ((f"{name}.{key}", part) for key, part in value.tensors().items())
         elif isinstance(value, Mapping):
             yield from ((f"{name}[{key!r}]", rows) for key, rows in value.items())
 

@@ -129,9 +129,11 @@ class Edge:
         merged = None if self._merged is None else self.merged[:rows]
         return Edge(self.model[:rows], correction, self.rate[:rows], merged)
 
-    def tensors(self) -> list[Tensor]:
-        """Model, correction (if there is one) and rate."""
-        return [part for part in (self.model, self.correction, self.rate) if part is not None]
+    def tensors(self) -> dict[str, Tensor]:
+        """The values that are there, by name."""
+        merged = None if self._merged is None else self.merged
+        parts = {"model": self.model, "correction": self.correction, "rate": self.rate, "merged": merged}
+        return {name: part for name, part in parts.items() if part is not None}
 
 
 def drift(x: Tensor, model: Tensor, rate: Tensor, plus: Tensor | None = None) -> Tensor:

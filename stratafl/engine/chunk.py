@@ -151,7 +151,7 @@ class ChunkState(NamedTuple):
                 self.correction_CP.add_(layout.take(rows, clients), alpha=factor)
         for term, rule in zip(self.local_terms, request.local_rules, strict=False):  # no terms where all are proximal
             edge = rule.edge(lambda rows: layout.take(rows, clients))
-            for memory, values in zip(term.edge.tensors(), edge.tensors(), strict=True):
+            for memory, values in zip(term.edge.tensors().values(), edge.tensors().values(), strict=True):
                 memory.copy_(values)
 
     def first(self, clients: int) -> ChunkState:

@@ -39,6 +39,11 @@ def swapping(state: dict, x: Tensor, edge: Edge) -> tuple[dict, dict]:
     return state, {"model": x}
 
 
+def overwriting(state: dict, x: Tensor, edge: Edge) -> dict:
+    edge.merged.sub_(x)
+    return state
+
+
 RULES: dict[str, tuple[Rule, dict[str, Any], str]] = {
     "a list for a model": (average(), {"merge": lambda memory, start, mean, share: (memory, [1, 2, 3])},
         "merge returned a list of 3 as the model, must be a tensor of shape (2, 10) like mean['model']"),
@@ -76,6 +81,7 @@ RULES: dict[str, tuple[Rule, dict[str, Any], str]] = {
         "up returned a tensor of shape (2, 3) as message['model'], must be a tensor of shape (2, 10) like x"),
     "a changed argument": (average(), {"up": shrinking}, "up changes its argument x in place: make a new tensor of it"),
     "a changed edge": (average(), {"up": swapping}, "up changes its argument edge.model in place"),
+    "a changed new model": (average(), {"down": overwriting}, "down changes its argument edge.merged in place"),
     "a state of its own in down": (average(), {"down": forgetful},
         "down changes its argument state in place: return a new dict"),
     "nothing from down": (average(), {"down": lambda state, x, edge: None},
