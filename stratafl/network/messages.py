@@ -83,7 +83,7 @@ class _SizeProbe(Observer):
     def __init__(self) -> None:
         self.sizes: dict[int, tuple[int, int]] = {}
 
-    def on_sync(self, event: LevelSynchronized) -> None:
+    def on_level_synchronized(self, event: LevelSynchronized) -> None:
         self.sizes[event.level] = event.counts.upload_bytes, event.counts.broadcast_bytes
 
 

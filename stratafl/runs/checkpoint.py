@@ -219,12 +219,12 @@ class Checkpoints:
             "state": packed,
         }
         text = json.dumps(described).encode()
-        with files.create_exclusive(folder / TENSORS) as file:
+        with files.create_anew(folder / TENSORS) as file:
             digest = write_tensors(file, tensors)
             files.sync_file(file)
         sums = _sum(hashlib.sha256(text).hexdigest(), STATE) + _sum(digest, TENSORS)
         for name, contents in ((STATE, text), (SUMS, sums)):
-            with files.create_exclusive(folder / name) as file:
+            with files.create_anew(folder / name) as file:
                 file.write(contents)
                 files.sync_file(file)
         files.sync_folder(folder)
