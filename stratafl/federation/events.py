@@ -66,7 +66,7 @@ class SyncCounts:
     upload_bytes: int
     """Size of a child's report."""
     broadcast_bytes: int
-    """Size of the parent's answer."""
+    """Size of the parent's message with the new model."""
     is_answered: bool
     """Whether the children whose updates count get the new model at once, in return."""
 

@@ -234,7 +234,7 @@ class Federation:
 
     def _join(self, level: int, joining_N: np.ndarray) -> None:
         """Initialise the states of nodes that take part for the first time, from their parents'
-        present model. Until then they had states for the model that the run began with."""
+        present model. Until then they had states for the model at the start of the run."""
         joining_A = to_device(np.flatnonzero(joining_N), self.levels[level].model.device)
         edge, children, above = self.edges[level], self.levels[level], self.levels[level - 1].broadcast
         parent_A = to_device(self.tree.parents[level][joining_N], joining_A.device)
@@ -437,7 +437,8 @@ class Federation:
         return result
 
     def _reports(self, level: int, reporting_N: np.ndarray) -> tuple[Upload, ReceivedUpdates]:
-        """Reports of the children, and what the parents receive from those in the mask."""
+        """Updates of all children as they would send them, and what the parents receive from those
+        in the mask."""
         edge, nodes = self.edges[level], self._nodes[level]
         children, broadcast = self.levels[level], self.levels[level - 1].broadcast
         start = nodes.to_children(broadcast[MODEL])

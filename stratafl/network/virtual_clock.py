@@ -101,13 +101,13 @@ class VirtualClock:
         total = self._timing.total + seconds
         if not self.workload.has_waiting_policy:
             return _RoundTiming(seconds, total, {}, (), {})
-        participants, periods = replayed.participants(self.workload), self.workload.schedule.meetings
+        participants, syncs_per_round = replayed.participants(self.workload), self.workload.schedule.meetings
         late: list[str] = []
         for level, number in sorted(participants, key=lambda key: (-key[0], key[1])):
             late_N = replayed.selected[level, number] & ~replayed.arrived[level, number]
             if level > 1:
                 # below a node that is late itself, no other node is reported as late
-                above = number * periods[level - 1] // periods[level]
+                above = number * syncs_per_round[level - 1] // syncs_per_round[level]
                 late_N = late_N & participants[level - 1, int(above)][tree.parents[level]]
             late += tree.owned_names(level, late_N)
         applies_late_updates = self.workload.applies_late_updates

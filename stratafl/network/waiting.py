@@ -1,6 +1,6 @@
 """Waiting policies: which updates an aggregator waits for, and whether late ones are applied later.
 
-A round of a level opens when the parent has the model that it hands out. It closes with
+A round of a level opens when the parent has the model that it hands out, and closes, with
 
 - `all`: when the last selected child's update arrives;
 - `deadline`: that many seconds after it opened, or earlier with the last update;

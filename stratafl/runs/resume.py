@@ -95,8 +95,8 @@ class ResumeSession:
                 if note not in simulation.notes:  # a note of the simulation was said before
                     self.say(str(note))
             has_other_data = self._check_data_and_engine(simulation, counts)
-        for place in self.ranks.broadcast_first(None if checkpoints is None else list(checkpoints.newest_first())):
-            if self._try_restore(simulation, checkpoints, Progress(*place)):
+        for progress in self.ranks.broadcast_first(None if checkpoints is None else list(checkpoints.newest_first())):
+            if self._try_restore(simulation, checkpoints, Progress(*progress)):
                 break
         with self.ranks.raise_together():
             if was_done and not simulation.history:
@@ -182,29 +182,29 @@ class ResumeSession:
                 reason = f"the learning rate of round {record.round} was {record.lr:g} and would have been {rate:g}"
                 raise self.rejection(f"{reason} in a run of {simulation.rounds} rounds: begin another run")
 
-    def _try_restore(self, simulation: Simulation, checkpoints: Checkpoints | None, place: Progress) -> bool:
+    def _try_restore(self, simulation: Simulation, checkpoints: Checkpoints | None, progress: Progress) -> bool:
         """Try to restore a checkpoint; all ranks must call this."""
         state: StateDict = {}
         try:
             with self.ranks.raise_together():
                 if checkpoints is not None:
-                    state = checkpoints.read(place)
+                    state = checkpoints.read(progress)
             simulation.restore(state)
         except InvalidInput as problem:
             if problem.field == "state.engine":
                 engine = self.described["engine"]
                 reason = f"its checkpoint is of engine {problem.value!r}, and its run.json of {engine!r}"
                 raise self.rejection(reason) from None
-            self.say(f"the checkpoint of {place} is not used: {problem}")
+            self.say(f"the checkpoint of {progress} is not used: {problem}")
             return False
         return True
 
     def _changes(
-        self, config: Table, checkpoints: Checkpoints, places: Iterable[Progress], say: MessageCallback = ignore
+        self, config: Table, checkpoints: Checkpoints, candidates: Iterable[Progress], say: MessageCallback = ignore
     ) -> list[str]:
         """Differences from the first valid one of these checkpoints, or else from the beginning of
         the run."""
-        before = self._recorded_provenance(checkpoints, places)
+        before = self._recorded_provenance(checkpoints, candidates)
         if before is not self._initial_provenance:
             return changes(before, config)
         if "inputs" not in self.described:
@@ -218,12 +218,12 @@ class ResumeSession:
     def _initial_provenance(self) -> Provenance:
         return Provenance(self.described["config"], self.described.get("inputs", {}).get("files", {}))
 
-    def _recorded_provenance(self, checkpoints: Checkpoints, places: Iterable[Progress]) -> Provenance:
+    def _recorded_provenance(self, checkpoints: Checkpoints, candidates: Iterable[Progress]) -> Provenance:
         """Provenance of the first valid one of these checkpoints, or else of the beginning of the
         run."""
-        for place in places:
+        for candidate in candidates:
             try:
-                return checkpoints.provenance(place)
+                return checkpoints.provenance(candidate)
             except InvalidInput:
                 continue  # reported when it is restored
         return self._initial_provenance

@@ -112,7 +112,7 @@ class RunDescription:
 class Continuation(NamedTuple):
     """Progress at which a run continues, and differences from the begun run."""
 
-    place: Progress
+    progress: Progress
     changed: Sequence[str] = ()
     """Differences in its inputs."""
     extended: Sequence[str] = ()
@@ -121,9 +121,9 @@ class Continuation(NamedTuple):
     def added_to(self, described: Mapping[str, Any]) -> dict[str, Any]:
         """Contents of run.json with this continuation, without those from dropped rounds."""
         entries = described.get("continued", ())
-        before = [entry for entry in entries if Progress(entry["after"], entry.get("meetings", 0)) < self.place]
-        added: dict[str, Any] = {"after": self.place.round, "time": format.now(), "environment": environment()}
-        added |= {"meetings": self.place.meetings} if self.place.meetings else {}
+        before = [entry for entry in entries if Progress(entry["after"], entry.get("meetings", 0)) < self.progress]
+        added: dict[str, Any] = {"after": self.progress.round, "time": format.now(), "environment": environment()}
+        added |= {"meetings": self.progress.meetings} if self.progress.meetings else {}
         added |= {"changed": list(self.changed)} if self.changed else {}
         added |= {"extended": list(self.extended)} if self.extended else {}
         return {**described, "continued": [*before, added]}
@@ -209,7 +209,7 @@ class RunWriter:
         writer = RunWriter(path, lock, checkpoints, description.rounds, provenance, history)
         for name in (format.SUMMARY, format.MODEL):
             files.remove_tree(path / name)
-        writer.set_status(format.RUNNING, continuation.place)
+        writer.set_status(format.RUNNING, continuation.progress)
         return writer
 
     def append_round(self, record: RoundResult, *, sync: bool = False) -> None:
@@ -222,14 +222,14 @@ class RunWriter:
             self.path, format.RUNNING, Progress(record.round), self.rounds, diverged=self._diverged, sync=False
         )
 
-    def checkpoint(self, place: Progress, state: StateDict) -> None:
-        """Write a checkpoint, unless there is one at this place."""
-        if place not in self.checkpoints.available:
-            self.checkpoints.write(place, state, self._records.sync(), self.provenance)
+    def checkpoint(self, progress: Progress, state: StateDict) -> None:
+        """Write a checkpoint, unless there is one of this progress."""
+        if progress not in self.checkpoints.available:
+            self.checkpoints.write(progress, state, self._records.sync(), self.provenance)
 
-    def keep_only(self, *places: Progress) -> None:
+    def keep_only(self, *kept: Progress) -> None:
         """Remove all other checkpoints."""
-        self.checkpoints.keep_only(*places)
+        self.checkpoints.keep_only(*kept)
 
     def finish(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
         """Write the root's model and the summary of a finished run."""
@@ -243,9 +243,9 @@ class RunWriter:
         files.write_json(self.path / format.SUMMARY, numbers)
         self.set_status(format.DONE, Progress(numbers["rounds"]))
 
-    def set_status(self, status: str, place: Progress, reason: str = "") -> None:
+    def set_status(self, status: str, progress: Progress, reason: str = "") -> None:
         """Write the status of the run, with a reason if it is unexpected."""
-        _write_status(self.path, status, place, self.rounds, reason, self._diverged)
+        _write_status(self.path, status, progress, self.rounds, reason, self._diverged)
 
     def close(self) -> None:
         self._records.close()
@@ -256,7 +256,7 @@ class RunWriter:
 def _write_status(
     folder: Path,
     status: str,
-    place: Progress,
+    progress: Progress,
     rounds: int,
     reason: str = "",
     diverged: int | None = None,
@@ -266,8 +266,8 @@ def _write_status(
     contents = {
         "status": status,
         "reason": reason,
-        "round": place.round,
-        "meetings": place.meetings,
+        "round": progress.round,
+        "meetings": progress.meetings,
         "rounds": rounds,
         "diverged": diverged,
         "pid": os.getpid(),

@@ -1,4 +1,5 @@
-"""Files of a tuning result: tables, configs, the figure of the frontier."""
+"""Files of a tuning result: its data, a table of its runs, the chosen configs and the figure of the
+frontier."""
 
 from __future__ import annotations
 
@@ -20,10 +21,11 @@ from stratafl.tune.task import COSTS
 from stratafl.tune.trials import TuningTrial, cost_in, cumulative_cost_R
 
 PLAN, TRIALS = "plan.json", "trials.csv"
+"""The whole result, and a table of its runs."""
 
 
 def write(result: TuningResult, folder: Path) -> list[Path]:
-    """Write all files but the figure; returns their paths."""
+    """Write all files except the figure (see `plot_frontiers`); returns their paths."""
     paths = [folder / PLAN, folder / TRIALS]
     write_json(paths[0], as_dict(result))
     with atomic_write(paths[1], sync=False) as file:
@@ -61,7 +63,8 @@ def as_dict(result: TuningResult) -> dict[str, Any]:
 
 
 def outcomes(result: TuningResult) -> dict[str, int]:
-    """Number of settings by outcome, with the given config."""
+    """Number of settings by outcome; the given config counts, too, also where it lies outside the
+    space."""
     trials = list(result.search.trials.values())
     if result.search.space.baseline is None:
         trials.append(result.baseline)
@@ -79,7 +82,8 @@ def gain(result: TuningResult, network_result: NetworkResult) -> float | None:
 
 
 def trial_rows(result: TuningResult) -> list[dict[str, Any]]:
-    """Flat tables, one per run and network: costs up to the target, or of all rounds without it."""
+    """One flat row per run and network: costs up to the target, or of all rounds if it was not
+    reached."""
     rows: list[dict[str, Any]] = []
     for number, (label, seed, trial) in enumerate(result.all_trials):
         for network in result.task.networks:
@@ -181,6 +185,8 @@ def _value(value: Any) -> str:
     return repr(value)
 
 
+# -- the figure ------------------------------------------------------------------------------------
+
 GREY, BLUE, BLACK, RED = "#c3c8cf", "#0072b2", "#1b1f24", "#d55e00"
 MAX_PANELS_PER_ROW = 3
 UNITS = {"seconds": TIME, "bytes": BYTES, "joules": ENERGY}
@@ -188,7 +194,7 @@ TITLES = {"seconds": "time", "bytes": "bytes sent", "joules": "energy", "money":
 
 
 def unit_of(result: TuningResult, network: str, values: list[float]) -> Unit:
-    """Unit of the costs on a network."""
+    """Unit in which to show these values of the minimised cost on a network."""
     kind = result.task.minimise
     currency = next(other.currency for other in result.task.networks if other.name == network)
     return Unit.of(UNITS[kind], values) if kind in UNITS else Unit(currency or "money", 1.0)
@@ -214,9 +220,9 @@ def plot_frontiers(result: TuningResult, *paths: Path) -> None:
 
 def _panel(axes: Any, result: TuningResult, network_result: NetworkResult) -> None:
     goal, network = result.baseline.goal, network_result.network
-    search = [trial for setting, trial in result.search.trials.items() if setting != result.search.space.baseline]
-    ends = [trial.cost(network, result.task.minimise) for trial in (*search, result.baseline) if trial.costs]
-    unit = unit_of(result, network, ends)
+    trials = [trial for setting, trial in result.search.trials.items() if setting != result.search.space.baseline]
+    totals = [trial.cost(network, result.task.minimise) for trial in (*trials, result.baseline) if trial.costs]
+    unit = unit_of(result, network, totals)
 
     def draw_curve(trial: TuningTrial, colour: str, width: float, label: str | None) -> None:
         costs = cumulative_cost_R(trial.costs[network], result.task.minimise) / unit.factor
@@ -224,7 +230,7 @@ def _panel(axes: Any, result: TuningResult, network_result: NetworkResult) -> No
         marker = "." if len(rounds) == 1 else None
         axes.plot(costs[rounds], values, color=colour, linewidth=width, marker=marker, markersize=3, label=label)
 
-    for number, trial in enumerate(trial for trial in search if trial.curve):
+    for number, trial in enumerate(trial for trial in trials if trial.curve):
         draw_curve(trial, GREY, 0.8, "other settings" if number == 0 else None)
     draw_curve(result.baseline, BLUE, 1.4, "as given")
     axes.step(
