@@ -129,9 +129,9 @@ def share_of_a_run(folder: Path, device: str) -> dict[str, Any]:
     assert isinstance(launch.folder, RunWriter)
     write = launch.folder.checkpoints.write
 
-    def timed(place: Progress, state: StateDict, records: LogDigest, provenance: Provenance) -> None:
+    def timed(progress: Progress, state: StateDict, records: LogDigest, provenance: Provenance) -> None:
         began = time.perf_counter()
-        write(place, state, records, provenance)
+        write(progress, state, records, provenance)
         spent.append(time.perf_counter() - began)
 
     launch.folder.checkpoints.write = timed  # type: ignore[method-assign]

@@ -71,7 +71,7 @@ def share(simulation: Simulation, rounds: int) -> tuple[float, float]:
 
         return call
 
-    for name in ("on_training_begin", "on_sync", "pop_round"):
+    for name in ("on_training_begin", "on_level_synchronized", "pop_round"):
         setattr(drift, name, timed(getattr(drift, name)))
     next(simulation)
     measured, spent = 0.0, []

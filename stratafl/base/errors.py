@@ -177,7 +177,7 @@ def is_no_room(problem: BaseException) -> bool:
     return isinstance(problem, RuntimeError) and any(words in str(problem) for words in OUT_OF_MEMORY)
 
 
-def pass_on_no_room(problem: BaseException) -> None:
+def reraise_out_of_memory(problem: BaseException) -> None:
     """Raise an out-of-memory error again.
 
     Code that catches every exception to try something else calls this first: running out of memory

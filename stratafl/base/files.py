@@ -1,7 +1,7 @@
 """Atomic writes, JSON, and reads that do not follow symbolic links.
 
 A file is written under a temporary name, synced and renamed: readers see the old file or the new
-one. In a run folder a symbolic link is replaced or refused, and its target is not touched.
+one. A symbolic link in place of a file is replaced or refused, and its target is not touched.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def atomic_write(path: Path, *, sync: bool = True, mode: int = 0o644) -> Iterato
     """Open a file that gets its name when the block succeeds, and is deleted otherwise."""
     partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
     try:
-        with create_exclusive(partial, mode) as file:
+        with create_anew(partial, mode) as file:
             yield file
             if sync:
                 sync_file(file)
@@ -70,10 +70,10 @@ def write_json(path: Path, value: object, *, indent: int | None = 2, sync: bool 
         file.write(text)
 
 
-def create_exclusive(path: Path, mode: int = 0o644) -> BinaryIO:
+def create_anew(path: Path, mode: int = 0o644) -> BinaryIO:
     """Create a new file for writing.
 
-    A file left by a process that died is removed first; a symbolic link is not followed.
+    Any file or symbolic link at its path is removed first: a process that died may have left one.
     """
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
@@ -123,8 +123,7 @@ def read_bounded(path: Path) -> bytes:
 
 
 def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
-    """Format tables as the rows of a CSV file, with a column for every key; None is an empty
-    cell."""
+    """Format dicts as rows of a CSV file, with a column for every key; None is an empty cell."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
     writer.writeheader()

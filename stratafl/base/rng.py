@@ -105,7 +105,7 @@ def _hash(*words: int) -> int:
 
 
 CPU = torch.device("cpu")
-PROCESS = threading.RLock()
+PROCESS_LOCK = threading.RLock()
 """Lock for temporary changes to the state of the process.
 
 That is global generators, the number of threads, switches of libraries and replaced functions. Runs
@@ -130,7 +130,7 @@ def torch_as_before(device: torch.device = CPU) -> Iterator[None]:
 
     Without naming the device, `torch.random.fork_rng` initialises and copies all GPUs.
     """
-    with PROCESS, torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with PROCESS_LOCK, torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield
 
 
@@ -152,7 +152,7 @@ def torch_seeded(seed: int) -> Iterator[None]:
 
     No other GPU is initialised.
     """
-    with PROCESS:
+    with PROCESS_LOCK:
         of_gpus = torch.cuda.default_generators
         generators = [torch.default_generator, *of_gpus]
         before = [generator.get_state() for generator in generators]

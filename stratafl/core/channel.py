@@ -1,9 +1,11 @@
-"""The channel contract: encoding of the messages on an edge, such as compression.
+"""The channel contract: how the messages on an edge are encoded, for example compressed.
 
-A rule determines the content of a message, and a channel its form on the network; each edge level
-has one channel per direction. Rules do not see channels: the parent aggregates decoded messages,
-and the child compares the parent's new model with its own update as the parent decoded it, so that
-corrections still sum to zero over siblings.
+A rule determines the content of a message, and a channel its bytes on the network; each edge level
+has one channel per direction. The only channel here is `identity`, which sends messages unchanged.
+
+Rules do not see channels: the parent aggregates decoded messages. The child decodes its own
+message, too, and rules compare the parent's new model with the result instead of the child's exact
+model, so that corrections still sum to zero over siblings.
 
 A channel is a tuple of pure functions over rows, like a rule: it is called with all rows of a level
 in a simulation, and with one row at a deployed node. A payload is a table of named matrices with
@@ -20,7 +22,7 @@ import numpy as np
 from stratafl.core.rule import Edge, Rows
 
 MODEL, BUFFERS = "model", "buffers"
-"""Names of the rows that every message has, besides those that a rule adds."""
+"""Names of the matrices that every message has, besides those that a rule adds."""
 
 
 class ChannelKey(NamedTuple):
@@ -39,10 +41,12 @@ class Channel(NamedTuple):
     """The functions of one edge level in one direction."""
 
     init: Callable[[Rows], Rows]
-    """init(message) -> memory: the sender's first memory, from an example of its messages."""
+    """init(message) -> memory: what the sender keeps from message to message, such as the error of
+    the last compression, before its first message; from an example of one."""
     encode: Callable[[Rows, Rows, Edge | None, ChannelKey], tuple[Rows, Rows]]
     """encode(memory, message, edge, key) -> (memory, payload): `edge` has the values that both
-    sides know; it is None on the way down, where a child may have missed the last message."""
+    sides know (see `core.rule.Edge`); it is None on the way down, where a child may have missed the
+    last message."""
     decode: Callable[[Rows, Edge | None], Rows]
     """decode(payload, edge) -> message, as the receiver gets it."""
 

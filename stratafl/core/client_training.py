@@ -74,10 +74,10 @@ class ClientTraining:
             *(("optimiser", update.optimiser.init), ("optimiser", update.optimiser.step)),
         ]
         codes = [(role, code_object(function)) for role, function in functions]
-        return {code: f"{role} {code.co_qualname}" for role, code in reversed(codes) if code and _is_users(code)}
+        return {code: f"{role} {code.co_qualname}" for role, code in reversed(codes) if code and _is_user_code(code)}
 
 
-def _is_users(code: CodeType) -> bool:
+def _is_user_code(code: CodeType) -> bool:
     """Whether code is neither this package's nor torch's; users may install theirs as a library."""
     folders = PACKAGE, Path(torch.__file__).parent
     return not any(Path(code.co_filename).is_relative_to(folder) for folder in folders)
@@ -90,6 +90,7 @@ class LocalRule(NamedTuple):
     model: IndexedRows
     correction: IndexedRows | None
     lr_sum: IndexedRows
+    """Sum of the learning rates since the child last synchronised, `Edge.rate`."""
 
     def edge(self, rows: Callable[[IndexedRows], Tensor]) -> Edge:
         """The edge of some clients, whose rows the function selects."""
@@ -106,7 +107,7 @@ class ProximalOffset:
         return g - self.strength * edge.model
 
 
-def move_decay_behind_clip(
+def split_proximal_behind_clip(
     local_rules: tuple[LocalRule, ...], stages: tuple[Stage, ...]
 ) -> tuple[tuple[LocalRule, ...], tuple[Stage, ...]]:
     """Replace proximal terms with `after_clip` by their constant part and weight decay behind the
@@ -115,6 +116,7 @@ def move_decay_behind_clip(
     Stages without a clip, or without a stage that adds the rules' corrections, are not changed.
     """
     last_clip = max((position for position, stage in enumerate(stages) if reports_clipping(stage)), default=None)
+    # every stage but clips and decay may add the corrections and the rules' local terms
     adds_corrections = any(not (reports_clipping(stage) or isinstance(stage, decay)) for stage in stages)
     rate, changed_rules = 0.0, []
     for local_rule in local_rules:
@@ -142,6 +144,7 @@ class TrainRequest:
     first_step: int = 0
     """Number of earlier steps of the run; of passes, if the clients' update has `epochs`."""
     steps: int = 1
+    """Local steps; passes, if the clients' update has `epochs`."""
     round: int = 0
     """Global round, counted from 0, which determines the learning rate."""
     client_rows: dict[str, IndexedRows] = field(default_factory=dict)
@@ -163,7 +166,7 @@ class TrainResult:
 
     @staticmethod
     def empty_for(request: TrainRequest) -> TrainResult:
-        """Allocate the rows for the result of a request."""
+        """Allocate the rows for the result of a request; buffers begin as the request's."""
         rows, clients = request.model.rows_MP, len(request.clients)
         width = rows.shape[1]
         return TrainResult(
@@ -222,7 +225,7 @@ class Engine(Protocol):
 
     @property
     def clipped_steps(self) -> int:
-        """Number of clients' steps so far that a stage shortened."""
+        """Number of clients' steps so far whose direction a stage shortened."""
         ...
 
     def train(self, request: TrainRequest) -> TrainResult:

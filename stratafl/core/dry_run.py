@@ -1,4 +1,5 @@
-"""Dry run of functions of rows that users write, such as those of rules and optimizers."""
+"""Dry run of functions that users write on rows (matrices with one row per node), such as those of
+rules and optimizers."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from torch import Tensor
 from stratafl.core.rule import Edge
 
 ROUNDING = 1e3
-"""Units in the last place by which a row may differ when it is computed together with others."""
+"""Units in the last place, of the largest entry, by which a row may differ when it is computed
+together with others."""
 
 
 class ImpureFunction(ValueError):
@@ -19,10 +21,12 @@ class ImpureFunction(ValueError):
 
 
 def dry_run(function: Callable[..., Any], arguments: Mapping[str, Any], by_row: bool = True) -> Any:
-    """Call a function and return its result; raises ImpureFunction if it is not pure.
+    """Call a function up to three times and return its result; raises ImpureFunction if it is not
+    pure.
 
     arguments: tensors, tables of tensors, edges and numbers by name, in their order.
-    by_row: whether a row of the result may depend on the same row of the arguments only.
+    by_row: also check, on the first row, that each row of the result depends on the same row of the
+        arguments only.
     """
     versions = [(path, tensor, tensor._version) for path, tensor in _argument_tensors(arguments)]
     keys = {name: list(value) for name, value in arguments.items() if isinstance(value, Mapping)}
@@ -55,7 +59,7 @@ def result_tensors(result: Any) -> list[Tensor]:
 
 
 def _argument_tensors(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors in a function's arguments, each with its name for errors."""
+    """The tensors in a function's arguments except `Edge.merged`, each with its name for errors."""
     for name, value in arguments.items():
         if isinstance(value, Tensor):
             yield name, value
@@ -73,7 +77,7 @@ def _first_row(value: Any) -> Any:
         return {key: rows[:1] for key, rows in value.items()}
     if isinstance(value, tuple):
         return tuple(map(_first_row, value))
-    return value.among(1) if isinstance(value, Edge) else value
+    return value.first_rows(1) if isinstance(value, Edge) else value
 
 
 def _all_close(result: Any, expected: Any, exact: bool = False) -> bool:
@@ -86,5 +90,6 @@ def _all_close(result: Any, expected: Any, exact: bool = False) -> bool:
 def _close(a: Tensor, b: Tensor, exact: bool) -> bool:
     if a.shape != b.shape or not b.is_floating_point() or not b.numel():
         return torch.equal(a, b)
+    # NaN in either result counts as equal
     tolerance = 0.0 if exact and b.device.type == "cpu" else ROUNDING * torch.finfo(b.dtype).eps
     return bool(((a - b).abs().nan_to_num() <= tolerance * b.abs().nan_to_num().max().clamp(min=1)).all())

@@ -64,11 +64,13 @@ def _check_one(participation: Participation) -> Participation:
 def sample_participants(
     participation: Participation, tree: Tree, level: int, round: int, seed: int, busy_N: np.ndarray | None = None
 ) -> np.ndarray:
-    """Sample the nodes of a level that take part in its next round, as a mask.
+    """Draw the children of each parent for the level's next round, as a mask of the level.
 
-    At least one child of each parent takes part, unless a user's own function decides otherwise.
+    A drawn node takes part only if its parent does, which the caller checks. At least one child of
+    each parent is drawn or busy, unless a user's own function decides otherwise.
 
-    busy_N: nodes whose update is pending; they count as participants but do not start again.
+    busy_N: nodes that still work on an earlier round; they use up places of the draw, and are not
+        in the mask.
     """
     size = tree.sizes[level]
     busy_N = np.zeros(size, dtype=bool) if busy_N is None else busy_N

@@ -1,9 +1,10 @@
 """The rule contract: computations of a child and its parent at a synchronisation, one rule per edge
 level of the tree.
 
-A rule is a tuple of pure functions over rows (N x P, one row per node): they take a state and
-return the next one. They are called with all rows of a level in a simulation, and with a single row
-at a deployed client. A method is written as a difference from `average()`:
+A rule keeps a state at every child and a memory at their parent. It is a tuple of pure functions
+over rows (N x P, one row per node): they take a state or memory and return the next one. They are
+called with all rows of a level in a simulation, and with a single row at a deployed node. A method
+is written as a difference from `average()`:
 
     fedprox = average()._replace(local=lambda x, g, edge: g + mu * (x - edge.model))
 
@@ -123,7 +124,7 @@ class Edge:
         """The rate, or infinity where it is 0, so that a model without steps has gradient zero."""
         return torch.where(self.rate == 0, torch.inf, self.rate)
 
-    def among(self, rows: int) -> Edge:
+    def first_rows(self, rows: int) -> Edge:
         """Values of the first children alone, without the SGD path."""
         correction = None if self.correction is None else self.correction[:rows]
         merged = None if self._merged is None else self.merged[:rows]

@@ -36,17 +36,17 @@ def client_cost(samples: Sequence[int], batch: int | None, sampling: Sampling) -
     return size_N / np.ceil(size_N / batch) + STEP_COST
 
 
-def assign_clients(tree: Tree, work_N: np.ndarray, meetings: np.ndarray, ranks: int) -> np.ndarray:
+def assign_clients(tree: Tree, work_N: np.ndarray, syncs_per_round: np.ndarray, ranks: int) -> np.ndarray:
     """Split the clients into contiguous ranges of about equal cost, one per rank.
 
     Returns the first client of each rank, and the number of clients at the end.
 
-    meetings: synchronisations of each edge level in a round, indexed by level.
+    syncs_per_round: synchronisations of each edge level in a round, indexed by level.
     """
     if ranks > tree.leaves:
         raise InvalidInput("ranks", ranks, f"the tree has {tree.leaves} clients; every rank needs one at least")
     ends = np.concatenate([[0.0], np.cumsum(work_N)])
-    cost_N = _cut_costs(tree, meetings)
+    cost_N = _cut_costs(tree, syncs_per_round)
     least = _min_makespan(ends, ranks)
     cuts, cheapest = _cheapest_cuts(ends, cost_N, ranks, least * MAX_IMBALANCE)
     low, high = least, least * MAX_IMBALANCE
@@ -60,7 +60,7 @@ def assign_clients(tree: Tree, work_N: np.ndarray, meetings: np.ndarray, ranks: 
     return cuts
 
 
-def _cut_costs(tree: Tree, meetings: np.ndarray) -> np.ndarray:
+def _cut_costs(tree: Tree, syncs_per_round: np.ndarray) -> np.ndarray:
     """Synchronisations in a round that reach across ranks if there is a cut before a client.
 
     Those of the root are not counted: they always reach across ranks.
@@ -68,7 +68,7 @@ def _cut_costs(tree: Tree, meetings: np.ndarray) -> np.ndarray:
     cost_N = np.zeros(tree.leaves)
     for level in range(1, tree.depth):
         ancestor_N = tree.ancestors(level)
-        cost_N[1:] += meetings[level + 1] * (ancestor_N[1:] == ancestor_N[:-1])
+        cost_N[1:] += syncs_per_round[level + 1] * (ancestor_N[1:] == ancestor_N[:-1])
     return cost_N
 
 

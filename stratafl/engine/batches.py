@@ -1,6 +1,6 @@
-"""Batches of several clients: their sample indices, and loading, augmenting and padding samples.
+"""Types of stacked batches of several clients (indices, padded samples), and their augmentation.
 
-Shape suffixes: N samples or clients of a run, C clients of a chunk, H steps, B samples of a batch.
+Shape suffixes: N samples of a run, C clients of a chunk, H steps, B samples of a batch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.errors import pass_on_no_room
+from stratafl.base.errors import reraise_out_of_memory
 from stratafl.base.rng import Stream, derive_seed, device_generator, preserve_rng, rng_states, torch_as_before
 from stratafl.core.client_training import Augment
 from stratafl.data.dataset import InMemorySamples, SampleSource
@@ -31,7 +31,7 @@ class StepBatch(NamedTuple):
     length_C: np.ndarray
     """Batch length of each client, on the host."""
     step: int | Tensor
-    """Number of the step in the run: one for all clients, or one each."""
+    """Number of the step in the run: one for all clients, or one for each."""
 
 
 class ChunkIndices(NamedTuple):
@@ -52,7 +52,7 @@ class ChunkIndices(NamedTuple):
 
 
 class ClientBatches(NamedTuple):
-    """Samples of all clients in one step, padded to a common length."""
+    """Samples of a chunk's clients in one step, padded to a common length."""
 
     inputs_CB: Inputs
     targets_CB: Tensor
@@ -84,7 +84,7 @@ def upcast_inputs(inputs_CB: Inputs, dtype: torch.dtype) -> Inputs:
 
 
 def image_tensor(supply: SampleSource, dtype: torch.dtype) -> Tensor | None:
-    """Samples in the form that the image kernel takes, or None."""
+    """Images of a source if they are in the form that the kernel `load_images` takes, or None."""
     images = supply.inputs_N if isinstance(supply, InMemorySamples) else None
     if not isinstance(images, Tensor) or images.dim() != 4 or images.dtype != dtype:
         return None
@@ -94,7 +94,7 @@ def image_tensor(supply: SampleSource, dtype: torch.dtype) -> Tensor | None:
 # -- augmentation ----------------------------------------------------------------------------------
 
 
-def augment_fields(augment: Augment) -> Augment:
+def augment_for_named_inputs(augment: Augment) -> Augment:
     """Adapt a user's function on a dictionary of tensors to `NamedInputs`."""
 
     def transform(inputs: NamedInputs, seed: int, client: int | Tensor, step: int | Tensor) -> Inputs:
@@ -124,7 +124,7 @@ def supports_stacked_batches(augment: Augment, inputs_B: Inputs, seed: int) -> b
             is_same = together.keys() == alone.keys()
             is_same = is_same and all(torch.equal(together[name], samples) for name, samples in alone.items())
         except Exception as problem:
-            pass_on_no_room(problem)
+            reraise_out_of_memory(problem)
             return False
         return is_same and generators() == before
 
@@ -134,7 +134,7 @@ def augment_per_client(
 ) -> Inputs:
     """Augment one client's batch after another, each without its padding.
 
-    From torch's generator a user's function draws the same numbers as in the loop.
+    From torch's generator a user's function draws the same numbers as in the loop engine.
     """
     changed, device = [], inputs_CB.device
     for place, (client, length) in enumerate(zip(client_C.tolist(), length_C, strict=True)):

@@ -18,7 +18,7 @@ from stratafl.core.client_training import (
     LocalRule,
     ProximalOffset,
     TrainRequest,
-    move_decay_behind_clip,
+    split_proximal_behind_clip,
 )
 from stratafl.core.client_update import Leaf, Stage, StandardChain, apply_transforms
 from stratafl.core.optimizer import OPTIMIZERS, Optimiser
@@ -109,7 +109,7 @@ class ChunkState(NamedTuple):
         def empty_like(rows: IndexedRows) -> Tensor:
             return empty_rows(clients, rows.rows_MP.shape[1], rows.rows_MP)
 
-        rules, stages = move_decay_behind_clip(request.local_rules, leaf.stages)
+        rules, stages = split_proximal_behind_clip(request.local_rules, leaf.stages)
         terms = _proximal_terms(rules)
         strength = sum((rule.local.strength for rule in rules if terms and isinstance(rule.local, Proximal)), 0.0)
         local_terms = () if terms else tuple(BoundLocalTerm(rule.local, rule.edge(empty_like)) for rule in rules)
@@ -168,7 +168,7 @@ class ChunkState(NamedTuple):
             state={name: rows[:clients] for name, rows in self.state.items()},
             path_CP=cut(self.path_CP),
             correction_CP=cut(self.correction_CP),
-            local_terms=tuple(BoundLocalTerm(local, edge.among(clients)) for local, edge in self.local_terms),
+            local_terms=tuple(BoundLocalTerm(local, edge.first_rows(clients)) for local, edge in self.local_terms),
             scratch_CP=cut(self.scratch_CP),
         )
 

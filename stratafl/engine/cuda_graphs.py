@@ -19,7 +19,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from stratafl.base.rng import PROCESS
+from stratafl.base.rng import PROCESS_LOCK
 from stratafl.engine.batches import ChunkIndices, StepBatch
 from stratafl.engine.chunk import ChunkState
 
@@ -102,7 +102,7 @@ def garbage_collection_paused() -> Iterator[None]:
 
     Freeing the memory of an earlier graph would end the capture of another.
     """
-    with PROCESS:
+    with PROCESS_LOCK:
         gc.collect()
         was_on = gc.isenabled()
         gc.disable()

@@ -34,7 +34,7 @@ MIN_BATCH_FILL = 0.75
 shorter batches are padded."""
 
 MAX_STEPS_COUNTED = 100
-"""Largest number of steps of an epoch whose batch lengths are counted."""
+"""Number of steps, from an epoch's first, whose batch lengths are counted."""
 
 FALLBACK_HINTS = {
     "hooks on": "without them all clients can train at once",
@@ -58,7 +58,7 @@ def default_engine_name(
     """
     if expected_clients < MIN_CLIENTS or precision in HALF_DTYPES:
         return "loop"
-    # a user's stage may depend on all rows in its argument, and in the loop there is one
+    # a user's stage may depend on all rows in its argument, and in the loop it gets one row
     if StandardChain.from_stages(full_training.client_update.stages) is None:
         return "loop"
     sizes = full_training.clients.sizes.tolist()
@@ -69,7 +69,8 @@ def default_engine_name(
 
 
 def mean_distinct_batch_lengths(full_training: ClientTraining) -> float:
-    """Mean number of distinct batch lengths among the clients in a step of the longest epoch."""
+    """Mean number of distinct batch lengths among the clients in a step, over the first
+    MAX_STEPS_COUNTED steps of the longest epoch."""
     size_N = full_training.clients.sizes
     steps = min(MAX_STEPS_COUNTED, steps_per_epoch(int(size_N.max()), full_training.batch_size))
     step_NH = np.broadcast_to(np.arange(steps), (len(size_N), steps))
@@ -92,9 +93,10 @@ def make_engine(
 ) -> LoopEngine | StackedEngine:
     """Build the engine of this name, or the loop where it cannot train the module.
 
-    "vmap" is the stacked engine with gradients from `torch.func`, and "auto" the default engine.
-    All give the same result, up to rounding. chunk_size and cuda_graphs are those of the stacked
-    engine.
+    "stacked" tries gradients by batching rules, then by `torch.func`; with the latter the engine is
+    named "vmap". "vmap" tries `torch.func` alone, and "auto" is the default engine. All give the
+    same result, up to rounding. chunk_size and cuda_graphs are for the stacked engine, and have no
+    effect with "auto".
     """
     check_choice("engine", name, get_args(EngineName))
     check_choice("precision", precision, PRECISIONS)
@@ -115,9 +117,9 @@ def make_default_engine(
 ) -> LoopEngine | StackedEngine:
     """Build the engine of a run where none is named: the stacked one on a GPU.
 
-    On a CPU it is the one that `default_engine_name` returns, but the stacked engine only if it
-    computes the whole module by batching rules, and if enough clients can train at once where these
-    must have batches of the same length.
+    On a CPU it is the one that `default_engine_name` returns. The stacked engine must also have a
+    batching rule for every operation of the module and, where batches cannot be padded,
+    MIN_CLIENTS clients for each batch length.
 
     full_training: with all clients of the tree, so that every process chooses alike;
     expected_clients: average number of clients that train at once.
@@ -147,8 +149,8 @@ def _make_loop(training: ClientTraining, profile: ModuleProfile, precision: Prec
             return bool(engine.gradients(probe_request(training, 1)).isfinite().all())
 
     with convert_errors("precision", precision, "the model or loss cannot be computed in it here"):
-        fits = is_finite(engine)
-    if not fits and is_finite(LoopEngine(training, profile=profile)):
+        has_finite_gradient = is_finite(engine)
+    if not has_finite_gradient and is_finite(LoopEngine(training, profile=profile)):
         reason = "the model's gradients are beyond what it can hold; precision = 'bf16' holds larger ones"
         raise InvalidInput("precision", precision, reason)
     return engine

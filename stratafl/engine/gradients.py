@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from stratafl.base.errors import pass_on_no_room
+from stratafl.base.errors import reraise_out_of_memory
 from stratafl.core.flat_module import FlatModule, copy_module
 from stratafl.core.losses import Loss, LossOnScores, check_loss_value, map_outputs, output_tensors, unwrap_loss
 from stratafl.core.rows import IndexedRows
@@ -130,7 +130,7 @@ class PerClientLoss:
                     return losses_C
                 # the library's own error follows, from the client that has the index
             except RuntimeError as problem:
-                pass_on_no_room(problem)
+                reraise_out_of_memory(problem)
                 # the loss decides by values, draws random numbers, or has an operation without a
                 # rule; the trial of the gradient method is the first to meet this
                 self._uses_vmap = False
@@ -202,7 +202,7 @@ class CompiledGradients:
         everyone = _Part(x_CP, b_CZ, request.add_CP, g_CP, batch)
         groups = [(batch.mask_CB.shape[1], slice(None))] if self.pads else group_by_length(batch.length_C)
         # the norms of several groups would have to be put together
-        has_norms = request.squared_norms and self._backend.returns_squared_norms and len(groups) == 1
+        has_norms = request.squared_norms and self._backend.collects_squared_norms and len(groups) == 1
         squared_norms: list[Tensor] | None = [] if has_norms else None
         programs = []
         for length, clients in groups:

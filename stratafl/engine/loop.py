@@ -15,8 +15,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from stratafl.base.rng import PROCESS, Stream, derive_seed, device_generator, torch_as_before
-from stratafl.core.client_training import ClientTraining, TrainRequest, TrainResult, move_decay_behind_clip
+from stratafl.base.rng import PROCESS_LOCK, Stream, derive_seed, device_generator, torch_as_before
+from stratafl.core.client_training import ClientTraining, TrainRequest, TrainResult, split_proximal_behind_clip
 from stratafl.core.client_update import CorrectionFn, Stage, apply_transforms
 from stratafl.data.batches import batch_indices
 from stratafl.engine.module_profile import ModuleProfile, profile_module
@@ -37,7 +37,7 @@ def limit_threads(parameters: int) -> Iterator[None]:
     Distributing its operations costs more than computing them, and many times as much on a busy
     machine.
     """
-    with PROCESS:
+    with PROCESS_LOCK:
         threads = torch.get_num_threads()
         if parameters < SINGLE_THREAD_BELOW:
             torch.set_num_threads(1)
@@ -77,7 +77,7 @@ class LoopEngine:
         return int(self._clipped_steps)
 
     def train(self, request: TrainRequest) -> TrainResult:
-        local_rules, stages = move_decay_behind_clip(request.local_rules, self.leaf.stages)
+        local_rules, stages = split_proximal_behind_clip(request.local_rules, self.leaf.stages)
         self.training.flat.train()
         request = replace(request, local_rules=local_rules)
         with self._isolated():

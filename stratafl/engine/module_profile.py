@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stratafl.base.errors import describe_exception, pass_on_no_room
+from stratafl.base.errors import describe_exception, reraise_out_of_memory
 from stratafl.base.rng import device_generator, preserve_rng, rng_states
 from stratafl.core.client_training import ClientTraining
 from stratafl.core.flat_module import FlatModule, equal_with_nan
@@ -112,7 +112,7 @@ def profile_module(training: ClientTraining) -> ModuleProfile:
         try:
             return _observe(training, index_B)
         except Exception as problem:
-            pass_on_no_room(problem)
+            reraise_out_of_memory(problem)
             return ModuleProfile(is_random=True, failure=describe_exception(problem))
 
 

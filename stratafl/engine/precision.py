@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from stratafl.base.rng import PROCESS
+from stratafl.base.rng import PROCESS_LOCK
 from stratafl.core.losses import Loss
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
@@ -81,12 +81,13 @@ class MixedPrecision:
 
 @contextmanager
 def cudnn_disabled() -> Iterator[None]:
-    """Compute without cuDNN, so that a recurrent layer consists of several operations.
+    """Compute without cuDNN: recurrent layers then consist of plain operations, which can be
+    traced and draw dropout from torch's generator.
 
-    `torch.backends.cudnn.flags` does not do: it reads an older switch for tf32, and fails while
-    `float32_matmul_precision` uses the newer ones.
+    `torch.backends.cudnn.flags` does not work here: it reads an older switch for tf32, and fails
+    while `float32_matmul_precision` uses the newer ones.
     """
-    with PROCESS:
+    with PROCESS_LOCK:
         before = torch.backends.cudnn.enabled
         torch.backends.cudnn.enabled = False
         try:
@@ -97,7 +98,8 @@ def cudnn_disabled() -> Iterator[None]:
 
 @contextmanager
 def float32_matmul_precision(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Compute a GPU's float32 products in tf32 or exactly, and restore the setting afterwards."""
+    """Compute a GPU's float32 products exactly for "fp32" and in tf32 for other precisions, and
+    restore the setting afterwards."""
     if device.type != "cuda":
         yield
         return
@@ -109,7 +111,7 @@ def float32_matmul_precision(precision: Precision, device: torch.device) -> Iter
     value = ("ieee" if precision == "fp32" else "tf32") if newer else precision != "fp32"
     # one older switch is for convolutions and recurrent layers
     parts = [matmul, *(layers if newer else [convolution])]
-    with PROCESS:
+    with PROCESS_LOCK:
         before = [getattr(part, name) for part in parts]
         try:
             for part in parts:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stratafl.base.rng import CPU, PROCESS, Stream, derive_seed, device_generator, mix, random_bits
+from stratafl.base.rng import CPU, PROCESS_LOCK, Stream, derive_seed, device_generator, mix, random_bits
 from stratafl.engine.module_profile import OpObserver
 from stratafl.engine.precision import cudnn_disabled
 
@@ -188,7 +188,7 @@ def math_attention(device: torch.device) -> Iterator[None]:
         return
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    with PROCESS, sdpa_kernel(SDPBackend.MATH):
+    with PROCESS_LOCK, sdpa_kernel(SDPBackend.MATH):
         yield
 
 

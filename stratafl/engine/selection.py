@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.base.errors import describe_exception, pass_on_no_room
+from stratafl.base.errors import describe_exception, reraise_out_of_memory
 from stratafl.base.rng import preserve_rng
 from stratafl.core.client_training import ClientTraining
 from stratafl.core.flat_module import FlatModule, copy_module
@@ -116,7 +116,7 @@ def make_trials(task: GradientTask, is_random: bool) -> list[Trial]:
     try:
         exact = trials(FlatModule(copy_module(flat.module).double()), TOLERANCE[torch.float64])
     except Exception as problem:
-        pass_on_no_room(problem)
+        reraise_out_of_memory(problem)
         return trials(flat, own_tolerance)  # a type is written into the module or the loss
     if kernels.backend_for(task.inputs.device, flat.dtype) is kernels.TORCH_BACKEND:
         return exact
@@ -246,7 +246,7 @@ def select_gradient_method(
             obstacle = _loop_only_reason(task.flat, profile)
             trials = [] if obstacle else make_trials(task, profile.is_random)
         except Exception as problem:
-            pass_on_no_room(problem)
+            reraise_out_of_memory(problem)
             obstacle = describe_exception(problem)
         if obstacle:
             return Selection(None, f"loop: {obstacle}")
@@ -257,7 +257,7 @@ def select_gradient_method(
             except UnsupportedModule as problem:
                 failure = str(problem)
             except Exception as problem:
-                pass_on_no_room(problem)
+                reraise_out_of_memory(problem)
                 failure = f"{candidate.name} failed: {describe_exception(problem)}"
             else:
                 return Selection(method, _describe(candidate.name, failures, on_trial))

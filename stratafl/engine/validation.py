@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from stratafl.base.errors import InvalidInput, convert_errors, describe_exception, invalid_input, pass_on_no_room
+from stratafl.base.errors import InvalidInput, convert_errors, describe_exception, invalid_input, reraise_out_of_memory
 from stratafl.base.rng import preserve_rng
 from stratafl.core.client_training import Augment
 from stratafl.core.flat_module import FlatModule
@@ -308,7 +308,7 @@ def check_single_sample_batches(
     try:
         subject.gradient(inputs[:1], targets[:1])
     except Exception as problem:
-        pass_on_no_room(problem)
+        reraise_out_of_memory(problem)
         near = sorted(range(2, 2 * (batch or 1) + 16), key=lambda other: (abs(other - (batch or 1)), other))
         better = next((other for other in near if not with_single_samples(other)), None)
         advice = "give each client at least two samples" if better is None else f"{better} would not"

@@ -19,19 +19,21 @@ class RoundBegan:
     active_N: np.ndarray
     """Nodes that take part."""
     broadcast_bytes: int
-    """Size of the parent's message (model, buffers and the rule's `note`), sent to each node that
+    """Size of the parent's message (model, buffers and `Rule.note`), sent to each node that
     does not have it yet."""
     model_bytes: int
+    """Size of the parameters alone, which is that of a correction."""
     restarts_from_gradients: bool
-    """Whether corrections are about to be set from gradients, and are sent with these."""
+    """Whether corrections are about to be set from gradients; they are then sent as
+    `GradientsExchanged` says, and not with this message."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class GradientsExchanged:
-    """Corrections below the last synchronisation were set from gradients."""
+    """Corrections of edge levels below the last synchronisation were set from gradients."""
 
     top_level: int
-    """Topmost edge level of the last synchronisation."""
+    """Topmost edge level of the last synchronisation; the root's is 1."""
     restarted_levels: Sequence[int]
     """Edge levels whose corrections are new."""
     sent: Mapping[int, np.ndarray]
@@ -64,9 +66,9 @@ class SyncCounts:
     upload_bytes: int
     """Size of a child's report."""
     broadcast_bytes: int
-    """Size of the parent's answer."""
+    """Size of the parent's message with the new model."""
     is_answered: bool
-    """Whether the children whose updates count got the new model for them."""
+    """Whether the children whose updates count get the new model at once, in return."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -81,7 +83,7 @@ class SyncModels:
     """The corrections that the children's subtrees used until then."""
     result: AggregationResult
     takes_mean: bool
-    """Whether the parents took the mean, instead of the result of a reducer of the rule's own."""
+    """Whether the parents took the mean, instead of the result of `Rule.reduce`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -96,9 +98,11 @@ class LevelSynchronized:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ModelFromAbove:
-    """The new models of an edge level went down to the clients."""
+    """New models of an edge level's parents replace those of all levels below, whose nodes get them
+    when their next round begins."""
 
     top_level: int
+    """Topmost edge level that synchronised; nodes below it do not have the new model yet."""
     has_correction: Sequence[bool]
     """By level, whether its nodes have corrections."""
 
@@ -108,10 +112,10 @@ class Observer:
 
     def on_round_begin(self, event: RoundBegan) -> None: ...
 
-    def on_gradient_restart(self, event: GradientsExchanged) -> None: ...
+    def on_gradients_exchanged(self, event: GradientsExchanged) -> None: ...
 
     def on_training_begin(self, event: TrainingBegan) -> None: ...
 
-    def on_sync(self, event: LevelSynchronized) -> None: ...
+    def on_level_synchronized(self, event: LevelSynchronized) -> None: ...
 
     def on_model_from_above(self, event: ModelFromAbove) -> None: ...

@@ -1,7 +1,10 @@
 """The simulated tree: rounds, training results and synchronisation of its levels.
 
+A parent's answer is its new model, sent at once to the children whose updates count, if their rule
+learns from it (`Rule.down`); otherwise they get the model when their next round begins.
+
 Shape suffixes: N nodes of a level, M nodes of the level above, A clients that take part, P
-parameters, B buffer values.
+parameters, B buffer values, 1 a single row or column.
 """
 
 from __future__ import annotations
@@ -66,10 +69,10 @@ class Federation:
         """Initialise all nodes with the same model and buffers.
 
         edges: one entry per edge level, root first.
-        client_update: the clients' chain, which says whether optimizer states outlive a
-            synchronisation; unless given, they do not.
-        local_rows: rows of one for everything else that each client keeps to itself (see
-            `local_parameters`).
+        client_update: the clients' chain of update stages (see `core.client_update.Leaf`), which
+            says whether optimizer states outlive a synchronisation; without it they do not.
+        local_rows: one row for each other thing that clients keep to themselves (see
+            `local_parameters`); every client begins with a copy.
         """
         self.tree, self.observers = tree, list(observers)
         self.edges = {edge.level: edge for edge in edges}
@@ -98,8 +101,8 @@ class Federation:
             above = self.levels[-1].broadcast
             self.levels.append(self._initial_level(level, *self._from_parents(level, above)))
         self.last_sync_level = 0
-        """Topmost edge level of the last synchronisation: all levels below it begin a round. 0
-        before the first synchronisation."""
+        """Topmost edge level of the last synchronisation: it and all levels below it begin a round
+        next. 0 before the first synchronisation."""
         for level in self._levels_from(1):
             self._update_correction(level)
 
@@ -198,8 +201,8 @@ class Federation:
     # -- the start of a round ----------------------------------------------------------------------
 
     def begin_round(self) -> None:
-        """Sample the participants of every level that last synchronised, and give them their
-        parents' models."""
+        """Begin a round of every edge level from `last_sync_level` down: sample its participants,
+        and give them their parents' models."""
         for level in self._levels_from(self.last_sync_level):
             edge, children, parents = self.edges[level], self.levels[level], self.levels[level - 1]
             sampled_N = sample_participants(
@@ -231,7 +234,7 @@ class Federation:
 
     def _join(self, level: int, joining_N: np.ndarray) -> None:
         """Initialise the states of nodes that take part for the first time, from their parents'
-        present model. Until then they had states for the model that the run began with."""
+        present model. Until then they had states for the model at the start of the run."""
         joining_A = to_device(np.flatnonzero(joining_N), self.levels[level].model.device)
         edge, children, above = self.edges[level], self.levels[level], self.levels[level - 1].broadcast
         parent_A = to_device(self.tree.parents[level][joining_N], joining_A.device)
@@ -274,7 +277,7 @@ class Federation:
         return [level for level in levels if self.edges[level].rule.from_gradient]
 
     def restart_from_gradients(self, gradient_AP: Tensor) -> None:
-        """Set the states of the rules below the last synchronisation from gradients.
+        """Set states of rules from gradients, at the edge levels strictly below `last_sync_level`.
 
         gradient_AP: gradients at the new models of the clients that take part.
         """
@@ -299,7 +302,7 @@ class Federation:
             model_bytes=self._model_bytes,
         )
         for observer in self.observers:
-            observer.on_gradient_restart(exchanged)
+            observer.on_gradients_exchanged(exchanged)
 
     def train_request(self, first_step: int, steps: int, round: int) -> TrainRequest:
         """Request the training of the clients until their next synchronisation."""
@@ -353,6 +356,7 @@ class Federation:
             start = self._rows_of_clients(self.tree.depth - 1, start_MB)
             path_AP = start.take(self._participants()) + result.path_AP
             buffers_AB = append_sgd_path(buffers_AB, path_AP)
+        # staged: taken over only when the client's update is accepted
         previous = clients.staged_client_rows or clients.client_rows
         self.levels[-1] = replace(
             clients,
@@ -429,11 +433,12 @@ class Federation:
             takes_mean=edge.rule.reduce is None,
         )
         for observer in self.observers:
-            observer.on_sync(LevelSynchronized(level=level, counts=counts, models=models))
+            observer.on_level_synchronized(LevelSynchronized(level=level, counts=counts, models=models))
         return result
 
     def _reports(self, level: int, reporting_N: np.ndarray) -> tuple[Upload, ReceivedUpdates]:
-        """Reports of the children, and what the parents receive from those in the mask."""
+        """Updates of all children as they would send them, and what the parents receive from those
+        in the mask."""
         edge, nodes = self.edges[level], self._nodes[level]
         children, broadcast = self.levels[level], self.levels[level - 1].broadcast
         start = nodes.to_children(broadcast[MODEL])
@@ -538,8 +543,8 @@ class Federation:
         return view, upload.model_NP
 
     def _forward_from_above(self, level: int, top_level: int) -> None:
-        """Hand a model that came from above the parents of an edge level on to them and to their
-        children."""
+        """Hand a model that came from above the parents of an edge level on to these parents and
+        their children, and apply `relay` to the children's states."""
         parents, above = self.levels[level - 1], self.levels[level - 2].broadcast
         model_MP, buffers_MB = self._from_parents(level - 1, above)
         aggregator = AggregatorState(model_MP=model_MP, buffers_MB=buffers_MB, memory=parents.memory)

@@ -122,7 +122,8 @@ class Upload:
     channel: Rows
     """The channel's memory."""
     model_NP: Tensor
-    """The children's models as their parents know them: the answer is compared with these."""
+    """The children's models as their parents decoded them; rules compare them with the parent's new
+    model."""
 
     @property
     def buffers_NB(self) -> Tensor:

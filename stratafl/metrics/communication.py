@@ -129,7 +129,7 @@ class CommunicationMeter(Observer):
             down.add(level, receiving_N, event.broadcast_bytes + correction_bytes_N)
             self._corrections_due[level] &= ~receiving_N
 
-    def on_gradient_restart(self, event: GradientsExchanged) -> None:
+    def on_gradients_exchanged(self, event: GradientsExchanged) -> None:
         """Count the gradients that went up, and the means of gradients that came down with the
         corrections computed from them."""
         for level, sent_N in event.sent.items():
@@ -141,7 +141,7 @@ class CommunicationMeter(Observer):
             self.communication.down.add(level, active_N & (vectors_N > 0), vectors_N * event.model_bytes)
             due_N &= ~active_N
 
-    def on_sync(self, event: LevelSynchronized) -> None:
+    def on_level_synchronized(self, event: LevelSynchronized) -> None:
         level, counts = event.level, event.counts
         self.communication.up.add(level, counts.reported_N, counts.upload_bytes)
         self._outdated[level] = np.ones_like(self._outdated[level])

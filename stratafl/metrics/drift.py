@@ -78,7 +78,7 @@ class Drift(Observer):
         self._totals: dict[tuple[int, str], list[float | Tensor]] = defaultdict(list)
         self._full_weights: dict[tuple[int, torch.device], tuple[NodeWeights, NodeWeights]] = {}
 
-    def on_sync(self, event: LevelSynchronized) -> None:
+    def on_level_synchronized(self, event: LevelSynchronized) -> None:
         level, models = event.level, event.models
         if models is None:
             return

@@ -113,8 +113,10 @@ class DeviceParameters:
     availability_N: np.ndarray
     away: Quantity
     dropout_N: np.ndarray
-    chances: tuple[Quantity, Quantity]
-    """Uniform values that decide whether a leaf is offline, and how often its work is lost."""
+    offline_chance: Quantity
+    """Uniform values that decide whether a leaf is offline."""
+    loss_chance: Quantity
+    """Uniform values that decide how often a leaf's work is lost."""
     watts_N: np.ndarray
     per_hour: float
     """Money per hour for all leaves together."""
@@ -248,10 +250,8 @@ def _device_parameters(
         availability_N=sampled["availability"],
         away=leaves["away_s"],
         dropout_N=sampled["dropout"],
-        chances=(
-            Quantity("is_away", level, (uniform_share,), zeros_N),
-            Quantity("is_lost", level, (uniform_share,), zeros_N),
-        ),
+        offline_chance=Quantity("is_away", level, (uniform_share,), zeros_N),
+        loss_chance=Quantity("is_lost", level, (uniform_share,), zeros_N),
         watts_N=sampled["watts"],
         per_hour=float(sampled["money_per_hour"].sum()),
     )

@@ -1,6 +1,7 @@
 """Max-min fair sharing of a parent's bandwidth, for all groups of siblings at once.
 
-Shape suffixes: G groups of siblings, K transfers of a group, B groups simulated side by side.
+Shape suffixes: G groups of siblings, K transfers of a group, B groups simulated side by side; in
+`SiblingGroups`: R rounds, N children, M parents.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Transfers(NamedTuple):
     capacity_G: np.ndarray
     """Bytes per second of the parent's link, which all children share."""
     is_sent_GK: np.ndarray
+    """Whether there is such a transfer."""
 
     def select(self, group_G: np.ndarray) -> Transfers:
         """Transfers of the groups in a mask."""
@@ -43,7 +45,7 @@ class Transfers(NamedTuple):
 
 
 def transfer_end_times(transfers: Transfers) -> np.ndarray:
-    """End time of each transfer; entries where nothing is sent are undefined."""
+    """End time of each transfer; its start where nothing is sent."""
     start_GK, bytes_GK, rate_GK, capacity_G, is_sent_GK = transfers
     end_GK = np.where(is_sent_GK, transfers.unshared_end_GK, start_GK)
     is_limited_G = transfers.is_limited_G
@@ -203,7 +205,7 @@ class _LinkState(NamedTuple):
         self.time_B[:] = np.where(is_idle_B, self.time_B, next_time_B)
         remaining_KB -= rate_KB * step_B
         is_finished_KB = (duration_KB <= step_B) | (remaining_KB <= 0)
-        # for few among many this is ten times as fast as `nonzero`
+        # for a few true entries among many this is ten times as fast as `nonzero`
         positions, groups = np.divmod(np.flatnonzero(is_finished_KB), len(step_B))
         end_KB[positions, groups] = self.time_B[groups]
         remaining_KB[positions, groups], active_rates_KB[positions, groups] = np.inf, 0.0
@@ -212,11 +214,11 @@ class _LinkState(NamedTuple):
 
 
 def fair_share_rate(active_rates_KB: np.ndarray, active_B: np.ndarray, capacity_B: np.ndarray) -> np.ndarray:
-    """Max-min fair rate of each shared link; infinite where all transfers are limited by their own
-    links.
+    """Largest rate that each shared link grants a transfer (max-min fair); infinite where all
+    transfers are limited by their own links.
 
-    Equal shares of what slower links leave over are never too much, and the more links are found to
-    be slower than their share, the larger the others' shares become; until none is.
+    Transfers whose own links are slower than an equal share keep their rates, and the others share
+    the rest equally. This is repeated until the share no longer grows.
     """
     share_B = capacity_B / np.maximum(active_B, 1)
     while True:
@@ -239,7 +241,7 @@ class SiblingGroups:
         self._parents, self._largest_group = len(counts_M), int(counts_M.max())
         self._is_regular = bool((counts_M == self._largest_group).all())
         self._parent_N = tree.parents[level]
-        self._place_N = (
+        self._position_N = (
             self._parent_N * self._largest_group + np.arange(len(self._parent_N)) - self._starts_M[self._parent_N]
         )
 
@@ -266,21 +268,23 @@ class SiblingGroups:
         order = np.argsort(self._pad(times_RN, np.inf), axis=1, kind="stable")
         rank = np.empty_like(order)
         np.put_along_axis(rank, order, np.arange(self._largest_group)[None], axis=1)
-        return rank.reshape(len(times_RN), -1)[:, self._place_N]
+        return rank.reshape(len(times_RN), -1)[:, self._position_N]
 
     def transfer_end_times(self, transfers: Transfers) -> np.ndarray:
-        """End times of the children's transfers, as `_by_group` takes them; where nothing is sent,
-        its own start."""
+        """End times of the children's transfers (R x N); their starts where nothing is sent.
+
+        transfers: starts, bytes and `is_sent` (R x N), rates (N) and capacities (M).
+        """
         if np.isinf(transfers.capacity_G).all():
             return np.where(transfers.is_sent_GK, transfers.unshared_end_GK, transfers.start_GK)
         ends = transfer_end_times(self._by_group(transfers))
-        return ends.reshape(len(transfers.is_sent_GK), -1)[:, self._place_N]
+        return ends.reshape(len(transfers.is_sent_GK), -1)[:, self._position_N]
 
     def remaining_bytes(self, transfers: Transfers, time_RM: np.ndarray) -> np.ndarray:
         """Bytes of the children's transfers that are not yet sent at a given time of their
         parent."""
         remaining = remaining_bytes(self._by_group(transfers), time_RM.reshape(-1))
-        return remaining.reshape(len(transfers.is_sent_GK), -1)[:, self._place_N]
+        return remaining.reshape(len(transfers.is_sent_GK), -1)[:, self._position_N]
 
     def _by_group(self, transfers: Transfers) -> Transfers:
         """Arrange transfers of rounds and nodes (R x N) with one row per round and parent.
@@ -294,5 +298,5 @@ class SiblingGroups:
 
     def _pad(self, values_RN: np.ndarray, fill: float | bool) -> np.ndarray:
         padded = np.full((len(values_RN), self._parents * self._largest_group), fill, dtype=values_RN.dtype)
-        padded[:, self._place_N] = values_RN
+        padded[:, self._position_N] = values_RN
         return padded.reshape(-1, self._largest_group)

@@ -29,7 +29,7 @@ class LevelMessages:
     download_bytes: int
     """Bytes of a parent's message: its model with buffers and the rule's data."""
     answered: bool
-    """Whether children get the parent's new model as the answer to their update."""
+    """Whether children get the parent's new model at once, as the answer to their update."""
     answered_when_relayed: bool
     """Whether they get it even if a newer one is about to come from above."""
     has_correction: bool
@@ -83,7 +83,7 @@ class _SizeProbe(Observer):
     def __init__(self) -> None:
         self.sizes: dict[int, tuple[int, int]] = {}
 
-    def on_sync(self, event: LevelSynchronized) -> None:
+    def on_level_synchronized(self, event: LevelSynchronized) -> None:
         self.sizes[event.level] = event.counts.upload_bytes, event.counts.broadcast_bytes
 
 

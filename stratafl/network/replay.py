@@ -305,7 +305,7 @@ class WorkloadReplay:
             active=self.active,
             model_bytes=self.workload.sizes.model,
         )
-        self.traffic.on_gradient_restart(exchanged)
+        self.traffic.on_gradients_exchanged(exchanged)
 
     def _synchronize(self, level: int, arrived_N: np.ndarray, relayed: bool) -> None:
         edge = self.workload.sizes.edge(level)
@@ -316,7 +316,7 @@ class WorkloadReplay:
             broadcast_bytes=edge.download_bytes,
             is_answered=edge.answered_when_relayed if relayed else edge.answered,
         )
-        self.traffic.on_sync(LevelSynchronized(level=level, counts=counts, models=None))
+        self.traffic.on_level_synchronized(LevelSynchronized(level=level, counts=counts, models=None))
 
     def _direction(self, way: str) -> LinkCounts:
         communication = self.traffic.communication

@@ -18,9 +18,11 @@ from stratafl.network.waiting import WAIT_FOR_ALL, ClosedRound, WaitPolicy, clos
 OFFLINE, COMPUTE, DOWNLOAD, UPLOAD, WAIT, AGGREGATE, SUBTREE = PARTS = (
     "away", "compute", "down", "up", "wait", "merge", "work",
 )  # fmt: skip
+"""Kinds of activity; their values are the names in files. SUBTREE: an aggregator that works
+with its own children, as its parent sees it."""
 
 Part = tuple[str, int]
-"""Kind of activity and its edge level; the leaves' level for offline and compute."""
+"""Kind of activity and its edge level, which is the leaves' level for offline and compute."""
 
 
 class Phase(NamedTuple):
@@ -59,8 +61,10 @@ class InFlightWork:
         phases: Sequence[Phase],
         report: PendingReport,
     ) -> InFlightWork:
-        """Add the work of nodes that start now. sent_at_RN: when their parents send them a
-        model."""
+        """Work in progress before, with the work of the nodes in the mask, which start now.
+
+        sent_at_RN: when their parents send them a model.
+        """
         shape, kinds = starting_RN.shape, tuple(phase.kind for phase in phases)
         times = sent_at_RN, *(phase.end_RN for phase in phases)
         bounds_FRN = np.stack([np.broadcast_to(time_RN, shape) for time_RN in times])
@@ -98,7 +102,10 @@ class Messages(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """Part of a global round, for several rounds at once."""
+    """Part of a global round up to a synchronisation of the clients: download, compute, upload.
+
+    It describes several global rounds at once, one row each.
+    """
 
     begin: int
     """Edge levels from this one to the leaves' begin a round."""
@@ -111,7 +118,7 @@ class Stage:
     uploads: dict[int, Messages]
     """Messages to the parents, by level that synchronises."""
     counter: dict[int, np.ndarray]
-    """Number of each level's round in the run (R), from which random quantities are drawn."""
+    """By level, the number of its round in the run (R), from which random quantities are drawn."""
     steps_N: np.ndarray
     """Local steps of each leaf."""
     selected: dict[int, np.ndarray] | None = None
@@ -184,7 +191,7 @@ class _RoundTotals:
 
 
 class TimelineState:
-    """State of the time line between two stages of a round."""
+    """State of the time line between two stages; all times are seconds since it was created."""
 
     def __init__(self, rounds: int, callback: ActivityCallback | None = None):
         self.totals = _RoundTotals(rounds, callback)
@@ -195,9 +202,10 @@ class TimelineState:
         self.round_closed: dict[int, np.ndarray] = {}
         """When the parents' last rounds closed, by edge level at which late updates are applied."""
         self.share: dict[int, np.ndarray] = {0: np.ones((rounds, 1))}
-        """Weight of each node's time in the mean over the nodes of its level."""
+        """Weight of each node's time in the mean over its level: the weight of its parent, split
+        evenly over the children that take part."""
         self.working: dict[int, np.ndarray] = {0: np.ones((rounds, 1), dtype=bool)}
-        """Nodes that work and hold rounds of their own, by level."""
+        """Nodes that take part and, if they are parents, hold rounds of their own, by level."""
         self.phases: dict[int, list[Phase]] = {}
         """Phases of the nodes that begin, until they report, by edge level."""
         self.in_flight: dict[int, InFlightWork] = {}
@@ -210,12 +218,12 @@ class TimelineState:
 
     @property
     def seconds_R(self) -> np.ndarray:
-        """Seconds since the beginning, once the root has aggregated."""
+        """When the root has aggregated last."""
         return self.ready[0][:, 0]
 
 
 class _UploadTiming(NamedTuple):
-    """Times of the children's uploads; all of them in seconds of the round (R x N)."""
+    """Times of the children's uploads, in seconds since the state was created (R x N)."""
 
     ready_RN: np.ndarray
     start_RN: np.ndarray
@@ -271,10 +279,11 @@ class NetworkTimeline:
         is_sent_RN = downloads.count_RN > 0
         start_RN = sent_at_RN + offline_RN + downloads.count_RN * link.overhead_s_N
         bytes_RN = downloads.bytes_RN + downloads.count_RN * link.overhead_bytes_N
-        # a child that does not take part is in no hurry, and gets what the shared link has to spare
+        # a child that does not take part does not slow its siblings down, nor they it
         transfers = Transfers(start_RN, bytes_RN, link.down_N, link.pipe_down_M, is_sent_RN & working_RN)
         download_end_RN = siblings.transfer_end_times(transfers)
         download_end_RN = np.where(is_sent_RN & ~working_RN, start_RN + bytes_RN / link.down_N, download_end_RN)
+        # jitter has even numbers for downloads, and odd ones for uploads
         delay_RN = link.latency_N + link.jitter.sample_per_round(self.instance.seed, 2 * stage.counter[level])
         received_RN = np.where(is_sent_RN, download_end_RN + delay_RN, sent_at_RN + offline_RN)
         totals.add_time(DOWNLOAD, level, state.share[level], received_RN - sent_at_RN - offline_RN)
@@ -290,7 +299,7 @@ class NetworkTimeline:
         devices, seed = self.instance.devices, self.instance.seed
         if (devices.availability_N == 1).all():
             return np.zeros((1, 1))
-        is_offline_RN = devices.chances[0].sample_per_round(seed, counter_R) >= devices.availability_N
+        is_offline_RN = devices.offline_chance.sample_per_round(seed, counter_R) >= devices.availability_N
         return is_offline_RN * devices.away.sample_per_round(seed, counter_R)
 
     def _compute(self, stage: Stage, state: TimelineState) -> tuple[np.ndarray, list[Phase]]:
@@ -302,8 +311,8 @@ class NetworkTimeline:
         pause_RN = devices.pause.sample_per_round(seed, counter_R)
         compute_RN = stage.steps_N * devices.step_s_N * devices.slowdown.sample_per_round(seed, counter_R)
         if (devices.dropout_N > 0).any():
-            # work is lost k times with the probability dropout^k
-            chance_RN = np.maximum(devices.chances[1].sample_per_round(seed, counter_R), np.finfo(np.float64).tiny)
+            # work is lost at least k times with the probability dropout^k
+            chance_RN = np.maximum(devices.loss_chance.sample_per_round(seed, counter_R), np.finfo(np.float64).tiny)
             dropout_N = np.where(devices.dropout_N > 0, devices.dropout_N, 0.5)
             losses_RN = np.floor(np.log(chance_RN) / np.log(dropout_N)) * (devices.dropout_N > 0)
             compute_RN = compute_RN * (1 + losses_RN)
@@ -386,8 +395,10 @@ class NetworkTimeline:
     def _upload_asynchronously(
         self, stage: Stage, level: int, ready_RN: np.ndarray, state: TimelineState
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Do the same as `_upload` at a level that applies late updates: among all work in
-        progress."""
+        """Do the same as `_upload` at a level that applies late updates.
+
+        A round closes among all work in progress, whichever stage it began in.
+        """
         link, siblings, totals = self.instance.link(level), self._siblings[level - 1], state.totals
         uploads, opened_RM = stage.uploads[level], state.round_opened[level]
         is_leaf_level = level == self.tree.depth
@@ -430,7 +441,7 @@ class NetworkTimeline:
     def _emit_uploads(
         self, level: int, state: TimelineState, arrival_RN: np.ndarray, end_RN: np.ndarray, active_RN: np.ndarray
     ) -> None:
-        """Emit upload and wait activities that were not emitted before, up to a given time.
+        """Emit the parts of uploads and waits since the parent's last round closed, until `end_RN`.
 
         This includes the time in which the parents are busy with their own parents.
         """
@@ -441,7 +452,8 @@ class NetworkTimeline:
             state.totals.emit(kind, level, begin_RN, until_RN, active_RN & (until_RN > begin_RN))
 
     def emit_rest(self, state: TimelineState) -> None:
-        """Emit the activities of children whose parents have closed their last round."""
+        """Emit uploads and waits that go on after the last stage that was played, up to the present
+        time, which is when the root aggregated."""
         for level, work in state.in_flight.items():
             link, report = self.instance.link(level), work.report
             transfers = Transfers(report.begin_RN, report.bytes_RN, link.up_N, link.pipe_up_M, work.active_RN)

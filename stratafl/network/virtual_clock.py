@@ -2,8 +2,8 @@
 takes.
 
 All of it is a function of the network, the waiting policies, the schedule, the seed and the number
-of the round, and of nothing that is learnt. So a run computes it before it trains, and a run that
-continues from a checkpoint gets the same result.
+of the round, and of nothing that is learnt. So it is computed before a round is trained, one round
+at a time, and a run that continues from a checkpoint gets the same result.
 """
 
 from __future__ import annotations
@@ -31,24 +31,27 @@ class _RoundTiming:
     total: float
     """Seconds including all rounds before."""
     participants: Mapping[tuple[int, int], np.ndarray]
-    """Participants, by level and the number of its round in the run."""
+    """Mask of a level's nodes that take part, by level and number of its round in the run."""
     late: tuple[str, ...]
+    """Names of the nodes that were selected and did not arrive in time."""
     aggregated: Mapping[tuple[int, int], np.ndarray]
-    """Nodes whose updates are aggregated, likewise, at levels that apply late updates."""
+    """Mask of nodes whose updates are aggregated, with the same keys, only at levels that apply
+    late updates."""
 
 
 class VirtualClock:
-    """Virtual clock of a running simulation."""
+    """Decides which nodes take part in a simulated run, and adds virtual times to its records."""
 
     def __init__(self, workload: Workload, instance: NetworkInstance):
         self.workload, self.instance = workload, instance
         self.facts: dict[str, Any] = {"network": instance.network.as_tables()}
-        """Quantities that its time depends on besides the workload, as plain data."""
+        """Its network as plain data, which the run's description stores."""
         self._replay, self._round = self._new_replay(), -1
         self._timing = _INITIAL
 
     def participation(self) -> tuple[Participation, ...]:
-        """Participation of each edge level, root first, without late nodes."""
+        """Participation of each edge level, root first. A late node takes part only where its level
+        applies late updates."""
         if not self.workload.has_waiting_policy:
             return self.workload.participation
         return (self._participants,) * self.workload.tree.depth
@@ -98,13 +101,13 @@ class VirtualClock:
         total = self._timing.total + seconds
         if not self.workload.has_waiting_policy:
             return _RoundTiming(seconds, total, {}, (), {})
-        participants, periods = replayed.participants(self.workload), self.workload.schedule.meetings
+        participants, syncs_per_round = replayed.participants(self.workload), self.workload.schedule.meetings
         late: list[str] = []
         for level, number in sorted(participants, key=lambda key: (-key[0], key[1])):
             late_N = replayed.selected[level, number] & ~replayed.arrived[level, number]
             if level > 1:
                 # below a node that is late itself, no other node is reported as late
-                above = number * periods[level - 1] // periods[level]
+                above = number * syncs_per_round[level - 1] // syncs_per_round[level]
                 late_N = late_N & participants[level - 1, int(above)][tree.parents[level]]
             late += tree.owned_names(level, late_N)
         applies_late_updates = self.workload.applies_late_updates

@@ -1,16 +1,17 @@
 """Waiting policies: which updates an aggregator waits for, and whether late ones are applied later.
 
-A round of a level opens when the parent has the model that it hands out, and closes
+A round of a level opens when the parent has the model that it hands out, and closes, with
 
-all when the last selected child's update arrives; deadline so many seconds after it opened, or
-earlier with the last update; first with the k-th update, k being a number, or a fraction of the
-selected children;
+- `all`: when the last selected child's update arrives;
+- `deadline`: that many seconds after it opened, or earlier with the last update;
+- `first`: with the k-th update, where k is a number, or a fraction of the selected children;
+- `deadline` and `first`: at the earlier of the two times.
 
-and with both of the last two, at the earlier time. A parent that received nothing by its deadline
+A parent that received nothing by its deadline
 waits for the first update, whenever it arrives. Updates that arrive at the same time are ordered as
 the children are in the tree. An aggregator that received nothing has no model to send, and says so;
-this message does not count as an update, and is waited for only if there is no other child, or by a
-parent that waits for all.
+this message does not count as an update, and is waited for only by a parent that waits for all, or
+if no child of the parent sends a model.
 
 A child whose update has not arrived by then is late. Unless late updates are applied, it is
 stopped, which takes no time, and is free when its parent's next round begins. In the round that it
@@ -52,7 +53,7 @@ class WaitPolicy:
     deadline: float | None = None
     """Seconds after the round opened."""
     first: int | float | None = None
-    """Number of children of each parent, or fraction of those it selected."""
+    """Number of updates per parent, or fraction of its selected children that send a model."""
     late: Late = "stops"
     """Whether late updates are discarded ("stops") or applied ("counts")."""
     staleness: float = STALENESS
@@ -66,13 +67,16 @@ class WaitPolicy:
     def applies_late_updates(self) -> bool:
         return self.late == "counts"
 
-    def required_updates(self, selected: np.ndarray) -> np.ndarray:
-        """Number of updates that aggregators wait for, given how many children they selected."""
+    def required_updates(self, possible: np.ndarray) -> np.ndarray:
+        """Number of updates that aggregators wait for.
+
+        possible: number of selected children of each aggregator that send a model.
+        """
         if self.first is None:
-            return selected
+            return possible
         if isinstance(self.first, float):
-            return np.where(selected > 0, np.maximum(1, np.round(self.first * selected)), 0)
-        return np.minimum(self.first, selected)
+            return np.where(possible > 0, np.maximum(1, np.round(self.first * possible)), 0)
+        return np.minimum(self.first, possible)
 
     def to_plain(self) -> str | dict[str, Any]:
         """Value of the policy in a config."""

@@ -33,8 +33,10 @@ def feddyn(alpha: float = 0.01, pull: Literal["before_clip", "after_clip"] = "be
 
         x     <- x - lr (g - h_i + alpha (x - model))
         h_i   <- h_i - alpha (x - model)
-        h     <- h - alpha * share * (mean of x - model)
-        model <- mean of x - h / alpha
+        h     <- h - alpha * share * ((mean of x) - model)
+        model <- (mean of x) - h / alpha
+
+    where `share` is the part of all children's weight that took part.
 
     pull: where a client's step adds alpha * x: "before_clip", so that the clip bounds the gradient
     of FedDyn's whole objective, or "after_clip", as weight decay, as in the code released with the
@@ -57,7 +59,7 @@ def feddyn(alpha: float = 0.01, pull: Literal["before_clip", "after_clip"] = "be
         open=lambda x: {"h": torch.zeros_like(x)},
         merge=merge,
         correction=lambda state, note: -state["h"],
-        # the parent's h is the mean of its children's
+        # the parent's h is the mean of its children's, which stay as they are
         reweigh=lambda memory, moved, gain: ({"h": memory["h"] * (1 - gain) + moved["h"]}, {}),
         local=Proximal(alpha, after_clip=pull == "after_clip"),
     )

@@ -14,7 +14,7 @@ from stratafl.rules.registry import register
 
 @register("momentum", at="root")
 def momentum(lr: float = 1.0, beta: float = 0.9) -> Rule:
-    """Momentum at the parent (FedAvgM), at the root when named for a whole tree.
+    """Momentum at the parent (FedAvgM). For a whole tree: at the root, and other levels average.
 
     Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
     Classification" (2019): m <- beta m + (mean - model), model <- model + lr m.
@@ -31,13 +31,13 @@ def momentum(lr: float = 1.0, beta: float = 0.9) -> Rule:
 
 @register("adam", at="root")
 def adam(lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Rule:
-    """Adam at the parent (FedAdam), at the root when named for a whole tree."""
+    """Adam at the parent (FedAdam). For a whole tree: at the root, and other levels average."""
     return _adaptive("adam", lr, beta1, beta2, tau, lambda v, square: beta2 * v + (1 - beta2) * square)
 
 
 @register("yogi", at="root")
 def yogi(lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Rule:
-    """Yogi at the parent (FedYogi), at the root when named for a whole tree."""
+    """Yogi at the parent (FedYogi). For a whole tree: at the root, and other levels average."""
 
     def second_moment(v: Tensor, square: Tensor) -> Tensor:
         return v - (1 - beta2) * square * torch.sign(v - square)

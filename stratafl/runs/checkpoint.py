@@ -164,8 +164,8 @@ class Progress(NamedTuple):
     @staticmethod
     def named(name: str) -> Progress | None:
         match = _NAME.fullmatch(name)
-        place = None if match is None else Progress(int(match[1]), int(match[2] or 0))
-        return place if place is not None and place.name == name else None
+        progress = None if match is None else Progress(int(match[1]), int(match[2] or 0))
+        return progress if progress is not None and progress.name == name else None
 
     def __str__(self) -> str:
         return f"round {self.round}" + (f" and {self.meetings} meetings of the next" if self.meetings else "")
@@ -181,81 +181,81 @@ class Checkpoints:
 
     def _existing(self) -> list[Progress]:
         try:
-            places = [Progress.named(path.name) for path in self.folder.iterdir() if path.is_dir()]
-            return [place for place in places if place is not None]
+            existing = [Progress.named(path.name) for path in self.folder.iterdir() if path.is_dir()]
+            return [progress for progress in existing if progress is not None]
         except FileNotFoundError:
             return []
         except OSError as problem:
             raise files.cannot_read(self.folder, problem.strerror or str(problem)) from None
 
-    def path(self, place: Progress) -> Path:
-        return self.folder / place.name
+    def path(self, progress: Progress) -> Path:
+        return self.folder / progress.name
 
-    def write(self, place: Progress, state: StateDict, records: LogDigest, provenance: Provenance) -> None:
+    def write(self, progress: Progress, state: StateDict, records: LogDigest, provenance: Provenance) -> None:
         """Write a checkpoint and remove all but the last two; if it cannot be written, all stay.
 
         records: digest of all rounds so far, which replaces the history of the state.
         """
-        final = self.path(place)
+        final = self.path(progress)
         files.make_folder(self.folder)
         with files.atomic_folder(final) as partial:
-            self._fill(partial, place, state, records, provenance)
+            self._fill(partial, progress, state, records, provenance)
             if final.exists() or final.is_symlink():
-                # only a damaged checkpoint can be at this place
+                # only a damaged checkpoint can have this name
                 files.remove_tree(final)
-        self.keep_only(*[*(before for before in self.available if before < place), place][-KEPT_CHECKPOINTS:])
+        self.keep_only(*[*(before for before in self.available if before < progress), progress][-KEPT_CHECKPOINTS:])
 
     def _fill(
-        self, folder: Path, place: Progress, state: StateDict, records: LogDigest, provenance: Provenance
+        self, folder: Path, progress: Progress, state: StateDict, records: LogDigest, provenance: Provenance
     ) -> None:
         packed, tensors = to_json_and_tensors({name: value for name, value in state.items() if name != "history"})
         described = {
             "format": FORMAT,
             "run": self.run,
-            **place._asdict(),
+            **progress._asdict(),
             "created": format.now(),
             "records": records._asdict(),
             "inputs": provenance._asdict(),
             "state": packed,
         }
         text = json.dumps(described).encode()
-        with files.create_exclusive(folder / TENSORS) as file:
+        with files.create_anew(folder / TENSORS) as file:
             digest = write_tensors(file, tensors)
             files.sync_file(file)
         sums = _sum(hashlib.sha256(text).hexdigest(), STATE) + _sum(digest, TENSORS)
         for name, contents in ((STATE, text), (SUMS, sums)):
-            with files.create_exclusive(folder / name) as file:
+            with files.create_anew(folder / name) as file:
                 file.write(contents)
                 files.sync_file(file)
         files.sync_folder(folder)
 
-    def read(self, place: Progress) -> StateDict:
+    def read(self, progress: Progress) -> StateDict:
         """Read a checkpoint, verified by checksums, with its round records; raises if it is
         damaged."""
-        folder = self.path(place)
-        described, sums = self._read_description(place)
+        folder = self.path(progress)
+        described, sums = self._read_description(progress)
         if sums != _sum(_digest(folder / TENSORS), TENSORS):
             raise files.cannot_read(folder, CHANGED)
         digest = described["records"]
         format.check_fields(folder / STATE, digest, {"size": int, "sha256": str})
         history = read_verified(self.run_folder, LogDigest(digest["size"], digest["sha256"]))
-        if len(history) != place.round:
-            raise files.cannot_read(folder, f"its records are not those of {place.round} rounds")
+        if len(history) != progress.round:
+            raise files.cannot_read(folder, f"its records are not those of {progress.round} rounds")
         try:
             state = from_json_and_tensors(described["state"], read_tensors(folder / TENSORS))
         except RecursionError:
             raise files.cannot_read(folder, "nested too deeply") from None
-        if ("within" in state) != (place.meetings > 0):
-            raise files.cannot_read(folder, f"its state is not that of {place}")
+        if ("within" in state) != (progress.meetings > 0):
+            raise files.cannot_read(folder, f"its state is not that of {progress}")
         return {**state, "history": history}
 
-    def provenance(self, place: Progress) -> Provenance:
+    def provenance(self, progress: Progress) -> Provenance:
         """Provenance of the run when this checkpoint was written."""
-        return Provenance.read(self.path(place) / STATE, self._read_description(place)[0]["inputs"])
+        return Provenance.read(self.path(progress) / STATE, self._read_description(progress)[0]["inputs"])
 
-    def _read_description(self, place: Progress) -> tuple[dict[str, Any], bytes]:
+    def _read_description(self, progress: Progress) -> tuple[dict[str, Any], bytes]:
         """Verified contents of state.json, and the other checksums."""
-        folder = self.path(place)
+        folder = self.path(progress)
         if folder.is_symlink() or not folder.is_dir():
             raise files.cannot_read(folder, "not a plain folder")
         text = files.read_bytes(folder / STATE)
@@ -269,24 +269,24 @@ class Checkpoints:
         format.check_fields(folder / STATE, described, {"records": dict, "inputs": dict})
         # missing before there were checkpoints within rounds
         format.check_fields(folder / STATE, {"meetings": 0, **described}, {"meetings": int})
-        stored_place = Progress(described["round"], described.get("meetings", 0))
-        if (described["run"], stored_place) != (self.run, place):
-            raise files.cannot_read(folder, f"it belongs to {stored_place} of run {described['run']}")
+        stored_progress = Progress(described["round"], described.get("meetings", 0))
+        if (described["run"], stored_progress) != (self.run, progress):
+            raise files.cannot_read(folder, f"it belongs to {stored_progress} of run {described['run']}")
         return described, sums.removeprefix(own_sum)
 
     def newest_first(self) -> Iterator[Progress]:
         return reversed(self.available)
 
-    def discard_newer_than(self, place: Progress) -> None:
+    def discard_newer_than(self, progress: Progress) -> None:
         """Mark this checkpoint as the newest valid one; newer ones are deleted at the next
         write."""
-        self.available = [other for other in self.available if other <= place]
+        self.available = [other for other in self.available if other <= progress]
 
-    def keep_only(self, *places: Progress) -> None:
-        for place in self._existing():
-            if place not in places:
-                files.remove_tree(self.path(place))
-        self.available = list(places)
+    def keep_only(self, *kept: Progress) -> None:
+        for progress in self._existing():
+            if progress not in kept:
+                files.remove_tree(self.path(progress))
+        self.available = list(kept)
 
 
 def _sum(digest: str, name: str) -> bytes:

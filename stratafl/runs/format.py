@@ -50,9 +50,10 @@ def slug(text: str) -> str:
 
 
 def new_id() -> str:
-    """Create an id; ids sort by time, and two of the same millisecond differ."""
-    time = datetime.now(UTC)
-    return f"{time:%Y%m%d-%H%M%S}-{time.microsecond // 1000:03d}{secrets.token_hex(1)}"
+    """Create an id; ids sort by time, and two of the same millisecond differ in all but 1 of 256
+    cases."""
+    created = datetime.now(UTC)
+    return f"{created:%Y%m%d-%H%M%S}-{created.microsecond // 1000:03d}{secrets.token_hex(1)}"
 
 
 def now() -> str:
@@ -95,7 +96,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     return described
 
 
-def moved_along(described: dict[str, Any], folder: Path) -> dict[str, Any]:
+def with_moved_paths(described: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Adapt the paths in a run's description: files that were moved together with the run are found
     at their new place."""
     old_folder, new_folder = described.get("folder", ""), os.path.abspath(folder)
@@ -133,13 +134,13 @@ def strings_in(value: object) -> list[str]:
 
 
 def directions(described: Mapping[str, Any]) -> dict[str, str]:
-    """Directions in which the metrics of a run are better, as far as they are recorded."""
+    """Direction in which each metric of a run is better, "higher" or "lower", if it is recorded."""
     better = described.get("better")
     return {str(k): v for k, v in better.items() if v in ("higher", "lower")} if isinstance(better, dict) else {}
 
 
 def exclusion_counts(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """Number of times each node was left out, by reason.
+    """Number of times each node was left out: {reason: {node: number of times}}.
 
     Reasons are refused, too_large (a part of those), absent in deployed runs, and late where
     parents wait by time.
@@ -154,7 +155,8 @@ def exclusion_counts(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str
 def check_fields(
     path: Path, table: object, required: Mapping[str, type | tuple[type, ...]], optional: Mapping[str, type] = {}
 ) -> None:
-    """Reject a JSON file that is not a table with these keys and kinds of values."""
+    """Reject a JSON file that is not a table with these keys and types of values; none of them may
+    be a truth value."""
     if not isinstance(table, dict):
         raise cannot_read(path, "not a table")
     for key, kind in (*required.items(), *optional.items()):
@@ -191,7 +193,8 @@ LOCK_TIMEOUT_S = 1.0
 
 
 class RunLock:
-    """Lock of a run folder: one process writes at a time; the lock ends with the process."""
+    """Lock of a folder (of a run, tuning or deployment): one process writes at a time; the lock
+    ends with the process."""
 
     def __init__(self, folder: Path, activity: str = "is writing it"):
         """activity: what the process does that has the lock, in words."""
@@ -228,7 +231,7 @@ class RunLock:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a living process writes this run."""
+    """Whether a living process holds the lock of a folder."""
     try:
         # a pipe in its place must not keep us waiting for somebody to write into it
         handle = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

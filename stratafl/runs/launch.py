@@ -16,12 +16,12 @@ from stratafl.distributed.communicator import Communicator
 from stratafl.runs import format
 from stratafl.runs.provenance import EXECUTION, EXTENT, STORAGE, extensions
 from stratafl.runs.recorder import MessageCallback, NullRunFolder, RunRecorder, StoragePolicy, ignore
-from stratafl.runs.resume import ResumeSession, Ways, is_done, lock_for_resume
+from stratafl.runs.resume import ResumeHints, ResumeSession, is_done, lock_for_resume
 from stratafl.runs.writer import RunDescription, RunWriter
 from stratafl.simulation.simulation import Simulation
 
 DONE = "this run is done; with --set run.rounds=N it goes on, if it was to keep its state (run.keep_state)"
-WAYS = Ways(
+HINTS = ResumeHints(
     "--resume", "--force goes on all the same", "begin another, with run.keep_state = true if that shall go on later"
 )
 
@@ -48,8 +48,8 @@ class Launch(RunRecorder):
         with ranks.raise_together():
             if ranks.is_first:
                 id = format.new_id()
-                facts = RunDescription.of(config.as_dict(), prepared.simulation, prepared.counts)
-                folder = RunWriter.create(parent / f"{name}-{id}", name, id, facts)
+                description = RunDescription.of(config.as_dict(), prepared.simulation, prepared.counts)
+                folder = RunWriter.create(parent / f"{name}-{id}", name, id, description)
         return Launch(name, config, prepared.simulation, folder)
 
     @staticmethod
@@ -91,7 +91,7 @@ class Launch(RunRecorder):
                 prepared = study(dataclasses.replace(config, run=run), ranks)
                 return prepared.simulation, prepared.counts
 
-            session = ResumeSession(path, described, lock, ranks, say, force, WAYS)
+            session = ResumeSession(path, described, lock, ranks, say, force, HINTS)
             restored_run = session.restore(config.as_dict(), make)
             folder = session.reopen(config.as_dict(), restored_run)
             return Launch(described["name"], config, restored_run.simulation, folder)
@@ -103,5 +103,5 @@ class Launch(RunRecorder):
         for change in changes:
             if (key := change.partition("=")[0].strip()) not in allowed:
                 raise InvalidInput("--set", key, f"a run goes on as it began: with --resume only {join_names(allowed)}")
-        described = format.moved_along(format.read_description(path), path)
+        described = format.with_moved_paths(format.read_description(path), path)
         return Config.of(with_changes(described["config"], changes))

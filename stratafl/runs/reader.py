@@ -64,11 +64,11 @@ class StoredRun:
     precision: str = ""
     """Precision of its products; empty if an early version did not record it."""
     better: dict[str, str] = field(default_factory=dict, repr=False)
-    """Direction in which each metric is better, "higher" or "lower"; others follow from their
-    names."""
+    """Direction in which each metric is better, "higher" or "lower"; for metrics that are not in it
+    their names decide."""
 
     clock: dict[str, Any] = field(default_factory=dict, repr=False)
-    """Network that the run was simulated on, as `network`."""
+    """Network that the run was simulated on, under the key `network`; empty if on none."""
 
     workload: dict[str, Any] = field(default_factory=dict, repr=False)
     """Quantities that decide time and traffic on any network; empty if an early version did not
@@ -94,8 +94,8 @@ class StoredRun:
 
     @property
     def left_out(self) -> dict[str, dict[str, int]]:
-        """Number of times each node was left out, by reason: refused, too_large; in deployed runs
-        absent, too, and late where parents wait by time."""
+        """Number of times each node was left out, {reason: {node: number of times}}: refused,
+        too_large; in deployed runs absent, too, and late where parents wait by time."""
         return format.exclusion_counts(self.rounds)
 
     def environments(self, until: int | None = None) -> list[dict[str, Any]]:
@@ -115,7 +115,7 @@ class StoredRun:
 def read_run(path: Path | str) -> StoredRun:
     """Read a run folder; raises with the name of a damaged file."""
     folder = Path(path)
-    described = format.moved_along(format.read_description(folder), folder)
+    described = format.with_moved_paths(format.read_description(folder), folder)
     status_path, tree_path, summary_path = (folder / name for name in (format.STATUS, format.TREE, format.SUMMARY))
     status = read_json(status_path)
     format.check_fields(
@@ -188,7 +188,7 @@ def read_rounds(folder: Path) -> list[dict[str, Any]]:
 
 
 def _is_record(record: Any, round: int) -> bool:
-    """Whether a record's fields have valid types."""
+    """Whether a record is that of this round, and its fields have valid types."""
     if not isinstance(record, dict) or type(record.get("round")) is not int or record["round"] != round:
         return False
     tables = [record.get("metrics"), record.get("nodes", {}), record.get("drift", {})]
@@ -242,7 +242,7 @@ def scan(folder: Path, read: Callable[[Path], StoredRun] = read_run) -> list[Sto
             runs.append(UnreadableRun(path, str(problem)))
         except OSError as problem:
             runs.append(UnreadableRun(path, str(cannot_read(path, problem.strerror or str(problem)))))
-    # unreadable runs have no time and come last
+    # ids sort by time; unreadable runs have none, and come last
     return sorted(runs, key=lambda run: (isinstance(run, UnreadableRun), run.id if isinstance(run, StoredRun) else ""))
 
 

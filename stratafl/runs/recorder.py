@@ -57,13 +57,13 @@ class NullRunFolder:
 
     def append_round(self, record: RoundResult, *, sync: bool = False) -> None: ...
 
-    def checkpoint(self, place: Progress, state: StateDict) -> None: ...
+    def checkpoint(self, progress: Progress, state: StateDict) -> None: ...
 
     def finish(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None: ...
 
-    def keep_only(self, *places: Progress) -> None: ...
+    def keep_only(self, *kept: Progress) -> None: ...
 
-    def set_status(self, status: str, place: Progress, reason: str = "") -> None: ...
+    def set_status(self, status: str, progress: Progress, reason: str = "") -> None: ...
 
     def close(self) -> None: ...
 
@@ -90,7 +90,7 @@ class RunRecorder:
         self._stopped_together = False
 
     @property
-    def place(self) -> Progress:
+    def progress(self) -> Progress:
         """Progress of the run."""
         return Progress(len(self.simulation.history), self.simulation.meetings)
 
@@ -122,7 +122,7 @@ class RunRecorder:
                     return record
             signal_number = max(self.ranks.all_gather(stop.signal))
             if signal_number or (record is not None and every and record.round % every == 0):
-                folder.checkpoint(self.place, simulation.state(history=False))
+                folder.checkpoint(self.progress, simulation.state(history=False))
             if signal_number:
                 self._stopped_together = True
                 raise Interrupted(signal_number)
@@ -132,13 +132,13 @@ class RunRecorder:
     def finish(self, say: MessageCallback = ignore) -> dict[str, Any]:
         """Finish the run and return its summary."""
         self._report_rejected_rounds(say)
-        place, keeps_state = self.place, self.keeping.keep_state
+        progress, keeps_state = self.progress, self.keeping.keep_state
         if keeps_state:
-            self.folder.checkpoint(place, self.simulation.state(history=False))
+            self.folder.checkpoint(progress, self.simulation.state(history=False))
         result = self.simulation.result()
         summary = summary_of(result)
         self.folder.finish(result.module.state_dict(), summary)
-        self.folder.keep_only(*([place] if keeps_state else []))
+        self.folder.keep_only(*([progress] if keeps_state else []))
         return summary
 
     @contextmanager
@@ -178,7 +178,7 @@ class RunRecorder:
 
     def _end(self, status: str, reason: str) -> None:
         try:
-            self.folder.set_status(status, self.place, reason)
+            self.folder.set_status(status, self.progress, reason)
         except InvalidInput:
             # the first problem is what the user needs to know, not that it cannot be recorded
             return

@@ -31,7 +31,7 @@ REPRODUCIBILITY_KEYS = ("stratafl", "commit", "torch", "numpy", "processor", "gp
 OTHER_DATA = "the data, or how it is split,"
 
 
-class Ways(NamedTuple):
+class ResumeHints(NamedTuple):
     """Texts that tell a user how to continue a run."""
 
     option: str
@@ -43,7 +43,7 @@ class Ways(NamedTuple):
 
 
 class RestoredRun(NamedTuple):
-    """Restored run."""
+    """Run after it was restored, with what has changed since."""
 
     simulation: Simulation
     counts: LabelCounts
@@ -55,7 +55,8 @@ class RestoredRun(NamedTuple):
     was_done: bool
 
     @property
-    def place(self) -> Progress:
+    def progress(self) -> Progress:
+        """Completed global rounds, and the clients' synchronisations in the next one."""
         return Progress(len(self.simulation.history), self.simulation.meetings)
 
 
@@ -71,22 +72,20 @@ class ResumeSession:
     say: MessageCallback
     force: bool
     """Whether to continue with changed inputs, and record them."""
-    ways: Ways
+    hints: ResumeHints
 
     def rejection(self, reason: str) -> InvalidInput:
-        return InvalidInput(self.ways.option, self.path, reason)
+        return InvalidInput(self.hints.option, self.path, reason)
 
     def restore(self, config: Table, make: Callable[[], tuple[Simulation, LabelCounts]]) -> RestoredRun:
         """Restore the run from its newest valid checkpoint. make: sets it up."""
         checkpoints = Checkpoints(self.path, self.described["id"]) if self.lock is not None else None
-        was_done, extended = (
-            bool(self.ranks.broadcast_first(checkpoints is not None and is_done(self.path))),
-            list[str](),
-        )
+        was_done = bool(self.ranks.broadcast_first(checkpoints is not None and is_done(self.path)))
+        extended: list[str] = []
         with self.ranks.raise_together():
             if checkpoints is not None:
                 self._check_unchanged(config, checkpoints)
-                extended = extensions(self._provenance_before(checkpoints, checkpoints.newest_first()).config, config)
+                extended = extensions(self._recorded_provenance(checkpoints, checkpoints.newest_first()).config, config)
                 if was_done and not checkpoints.available:
                     raise self._without_state()
         self._restore_environment()
@@ -96,8 +95,8 @@ class ResumeSession:
                 if note not in simulation.notes:  # a note of the simulation was said before
                     self.say(str(note))
             has_other_data = self._check_data_and_engine(simulation, counts)
-        for place in self.ranks.broadcast_first(None if checkpoints is None else list(checkpoints.newest_first())):
-            if self._try_restore(simulation, checkpoints, Progress(*place)):
+        for progress in self.ranks.broadcast_first(None if checkpoints is None else list(checkpoints.newest_first())):
+            if self._try_restore(simulation, checkpoints, Progress(*progress)):
                 break
         with self.ranks.raise_together():
             if was_done and not simulation.history:
@@ -109,33 +108,33 @@ class ResumeSession:
     def reopen(self, config: Table, restored: RestoredRun) -> RunWriter | NullRunFolder:
         """Open the folder, reset to the progress of the run."""
         simulation, counts, checkpoints, has_other_data, extended, _ = restored
-        place = restored.place
-        has_begun = place > Progress(0)
-        self.say(f"goes on after {place}" if has_begun else "begins again: there is no checkpoint to go on from")
+        progress = restored.progress
+        has_begun = progress > Progress(0)
+        self.say(f"goes on after {progress}" if has_begun else "begins again: there is no checkpoint to go on from")
         folder: RunWriter | NullRunFolder = NullRunFolder()
         with self.ranks.raise_together():
             if checkpoints is not None and self.lock is not None:
-                checkpoints.discard_newer_than(place)
-                changed = self._changes(config, checkpoints, [place] if has_begun else [])
+                checkpoints.discard_newer_than(progress)
+                changed = self._changes(config, checkpoints, [progress] if has_begun else [])
                 changed += [f"{OTHER_DATA} was changed"] if has_other_data else []
                 provenance = Provenance.of(config, self._initial_provenance)
-                facts = RunDescription.of(config, simulation, counts)
+                description = RunDescription.of(config, simulation, counts)
                 folder = RunWriter.reset_to(
                     self.path,
                     self.lock,
                     checkpoints,
-                    facts,
+                    description,
                     provenance,
                     self.described,
                     simulation.history,
-                    Continuation(place, changed, extended),
+                    Continuation(progress, changed, extended),
                 )
         return folder
 
     def _check_unchanged(self, config: Table, checkpoints: Checkpoints) -> None:
         changed = self._changes(config, checkpoints, checkpoints.newest_first(), self.say)
         if changed and not self.force:
-            raise self.rejection(f"is no longer what this run began with: {shorten(changed)}; {self.ways.by_force}")
+            raise self.rejection(f"is no longer what this run began with: {shorten(changed)}; {self.hints.by_force}")
         for change in changed:
             self.say(f"goes on all the same: {change}")
 
@@ -167,7 +166,7 @@ class ResumeSession:
         return has_other_data
 
     def _without_state(self) -> InvalidInput:
-        return self.rejection(f"this run is done, and was not to keep its state: {self.ways.without_state}")
+        return self.rejection(f"this run is done, and was not to keep its state: {self.hints.without_state}")
 
     def _check_extension(self, simulation: Simulation) -> None:
         """Reject an extension with which completed rounds would have been different."""
@@ -183,29 +182,29 @@ class ResumeSession:
                 reason = f"the learning rate of round {record.round} was {record.lr:g} and would have been {rate:g}"
                 raise self.rejection(f"{reason} in a run of {simulation.rounds} rounds: begin another run")
 
-    def _try_restore(self, simulation: Simulation, checkpoints: Checkpoints | None, place: Progress) -> bool:
+    def _try_restore(self, simulation: Simulation, checkpoints: Checkpoints | None, progress: Progress) -> bool:
         """Try to restore a checkpoint; all ranks must call this."""
         state: StateDict = {}
         try:
             with self.ranks.raise_together():
                 if checkpoints is not None:
-                    state = checkpoints.read(place)
+                    state = checkpoints.read(progress)
             simulation.restore(state)
         except InvalidInput as problem:
             if problem.field == "state.engine":
                 engine = self.described["engine"]
                 reason = f"its checkpoint is of engine {problem.value!r}, and its run.json of {engine!r}"
                 raise self.rejection(reason) from None
-            self.say(f"the checkpoint of {place} is not used: {problem}")
+            self.say(f"the checkpoint of {progress} is not used: {problem}")
             return False
         return True
 
     def _changes(
-        self, config: Table, checkpoints: Checkpoints, places: Iterable[Progress], say: MessageCallback = ignore
+        self, config: Table, checkpoints: Checkpoints, candidates: Iterable[Progress], say: MessageCallback = ignore
     ) -> list[str]:
         """Differences from the first valid one of these checkpoints, or else from the beginning of
         the run."""
-        before = self._provenance_before(checkpoints, places)
+        before = self._recorded_provenance(checkpoints, candidates)
         if before is not self._initial_provenance:
             return changes(before, config)
         if "inputs" not in self.described:
@@ -219,12 +218,12 @@ class ResumeSession:
     def _initial_provenance(self) -> Provenance:
         return Provenance(self.described["config"], self.described.get("inputs", {}).get("files", {}))
 
-    def _provenance_before(self, checkpoints: Checkpoints, places: Iterable[Progress]) -> Provenance:
+    def _recorded_provenance(self, checkpoints: Checkpoints, candidates: Iterable[Progress]) -> Provenance:
         """Provenance of the first valid one of these checkpoints, or else of the beginning of the
         run."""
-        for place in places:
+        for candidate in candidates:
             try:
-                return checkpoints.provenance(place)
+                return checkpoints.provenance(candidate)
             except InvalidInput:
                 continue  # reported when it is restored
         return self._initial_provenance
@@ -248,7 +247,7 @@ def lock_for_resume(
                 check(format.read_description(path))
                 format.check_plain(path)
                 lock = RunLock(path)
-                described = format.moved_along(format.read_description(path), path)
+                described = format.with_moved_paths(format.read_description(path), path)
         yield ranks.broadcast_first(described), lock
     except BaseException:
         if lock is not None:

@@ -39,6 +39,7 @@ class RunDescription:
     counts: LabelCounts
     engine: str
     how: str
+    """Engine, and the reason if another one was requested."""
     precision: str
     notes: Sequence[str] = ()
     """Remarks for the user about the execution."""
@@ -49,7 +50,7 @@ class RunDescription:
     better: Directions = field(default_factory=lambda: dict(DEFAULT_DIRECTIONS))
     """Direction in which each metric is better."""
     clock: Mapping[str, Any] = field(default_factory=dict)
-    """Network that the run is simulated on."""
+    """Facts of the virtual clock: the network that the run is simulated on, under `network`."""
     workload: RecordedWorkload | None = None
     """Quantities that decide time and traffic on any network; None if unknown."""
 
@@ -96,11 +97,11 @@ class RunDescription:
             **({"objects": self.objects} if self.objects else {}),
             **({"job": self.job} if self.job else {}),
             **({"clock": dict(self.clock)} if self.clock else {}),
-            **self.measured,
+            **self.workload_entry,
         }
 
     @property
-    def measured(self) -> dict[str, Any]:
+    def workload_entry(self) -> dict[str, Any]:
         """Entry of the workload in run.json."""
         return {} if self.workload is None else {"workload": self.workload.to_plain()}
 
@@ -111,19 +112,18 @@ class RunDescription:
 class Continuation(NamedTuple):
     """Progress at which a run continues, and differences from the begun run."""
 
-    place: Progress
+    progress: Progress
     changed: Sequence[str] = ()
     """Differences in its inputs."""
     extended: Sequence[str] = ()
     """Differences in its length."""
 
     def added_to(self, described: Mapping[str, Any]) -> dict[str, Any]:
-        """Add the continuation to the contents of run.json."""
-        # continuations after dropped rounds are dropped, too
+        """Contents of run.json with this continuation, without those from dropped rounds."""
         entries = described.get("continued", ())
-        before = [entry for entry in entries if Progress(entry["after"], entry.get("meetings", 0)) < self.place]
-        added: dict[str, Any] = {"after": self.place.round, "time": format.now(), "environment": environment()}
-        added |= {"meetings": self.place.meetings} if self.place.meetings else {}
+        before = [entry for entry in entries if Progress(entry["after"], entry.get("meetings", 0)) < self.progress]
+        added: dict[str, Any] = {"after": self.progress.round, "time": format.now(), "environment": environment()}
+        added |= {"meetings": self.progress.meetings} if self.progress.meetings else {}
         added |= {"changed": list(self.changed)} if self.changed else {}
         added |= {"extended": list(self.extended)} if self.extended else {}
         return {**described, "continued": [*before, added]}
@@ -148,32 +148,36 @@ class RunWriter:
         self._diverged = diverged(vars(record) for record in history)
 
     @staticmethod
-    def create(path: Path, name: str, id: str, facts: RunDescription, history: Sequence[RoundResult] = ()) -> RunWriter:
+    def create(
+        path: Path, name: str, id: str, description: RunDescription, history: Sequence[RoundResult] = ()
+    ) -> RunWriter:
         """Create a run folder; it gets its name when all files are complete.
 
         history: earlier rounds of a run that is not recorded from its beginning.
         """
         files.make_folder(path.absolute().parent)
         with files.atomic_folder(path) as partial:
-            lock = RunLock(partial)
+            lock = RunLock(partial)  # its open handle stays valid when the folder gets its name
             (partial / format.CHECKPOINTS).mkdir()
-            provenance = Provenance.of(facts.config)
-            files.write_json(partial / format.RUN, facts.described(path, name, id, provenance))
-            facts.write_tree(partial)
-            _write_status(partial, format.RUNNING, Progress(len(history)), facts.rounds)
-        return RunWriter(path, lock, Checkpoints(path, id), facts.rounds, provenance, history)
+            provenance = Provenance.of(description.config)
+            files.write_json(partial / format.RUN, description.described(path, name, id, provenance))
+            description.write_tree(partial)
+            _write_status(partial, format.RUNNING, Progress(len(history)), description.rounds)
+        return RunWriter(path, lock, Checkpoints(path, id), description.rounds, provenance, history)
 
     @staticmethod
-    def attach(path: Path, name: str, facts: RunDescription, history: Sequence[RoundResult]) -> RunWriter:
+    def attach(path: Path, name: str, description: RunDescription, history: Sequence[RoundResult]) -> RunWriter:
         """Use an existing folder, such as a deployed root's, as the run folder.
 
         The caller is the only writer, and has the history.
         """
-        provenance, progress = Provenance.of(facts.config), Progress(len(history))
+        provenance, progress = Provenance.of(description.config), Progress(len(history))
         is_new = not os.path.lexists(path / format.RUN)
-        described = facts.described(path, name, facts.job, provenance) if is_new else format.read_description(path)
-        writer = RunWriter(path, None, Checkpoints(path, facts.job), facts.rounds, provenance, history)
-        facts.write_tree(path)
+        described = (
+            description.described(path, name, description.job, provenance) if is_new else format.read_description(path)
+        )
+        writer = RunWriter(path, None, Checkpoints(path, description.job), description.rounds, provenance, history)
+        description.write_tree(path)
         writer.set_status(format.RUNNING, progress)
         # last, since this file makes it a run folder
         files.write_json(path / format.RUN, described if is_new else Continuation(progress).added_to(described))
@@ -184,7 +188,7 @@ class RunWriter:
         path: Path,
         lock: RunLock,
         checkpoints: Checkpoints,
-        facts: RunDescription,
+        description: RunDescription,
         provenance: Provenance,
         described: dict[str, Any],
         history: Sequence[RoundResult],
@@ -198,14 +202,14 @@ class RunWriter:
         files.remove_partials(path)
         files.remove_partials(checkpoints.folder)
         if continuation.changed:
-            facts.write_tree(path)
-        current = {"config": facts.config, "folder": os.path.abspath(path), "inputs": provenance.digest()}
-        current |= {"data": facts.counts.fingerprint, **facts.measured}
+            description.write_tree(path)
+        current = {"config": description.config, "folder": os.path.abspath(path), "inputs": provenance.digest()}
+        current |= {"data": description.counts.fingerprint, **description.workload_entry}
         files.write_json(path / format.RUN, {**continuation.added_to(described), **current})
-        writer = RunWriter(path, lock, checkpoints, facts.rounds, provenance, history)
+        writer = RunWriter(path, lock, checkpoints, description.rounds, provenance, history)
         for name in (format.SUMMARY, format.MODEL):
             files.remove_tree(path / name)
-        writer.set_status(format.RUNNING, continuation.place)
+        writer.set_status(format.RUNNING, continuation.progress)
         return writer
 
     def append_round(self, record: RoundResult, *, sync: bool = False) -> None:
@@ -218,14 +222,14 @@ class RunWriter:
             self.path, format.RUNNING, Progress(record.round), self.rounds, diverged=self._diverged, sync=False
         )
 
-    def checkpoint(self, place: Progress, state: StateDict) -> None:
-        """Write a checkpoint, unless there is one at this place."""
-        if place not in self.checkpoints.available:
-            self.checkpoints.write(place, state, self._records.sync(), self.provenance)
+    def checkpoint(self, progress: Progress, state: StateDict) -> None:
+        """Write a checkpoint, unless there is one of this progress."""
+        if progress not in self.checkpoints.available:
+            self.checkpoints.write(progress, state, self._records.sync(), self.provenance)
 
-    def keep_only(self, *places: Progress) -> None:
+    def keep_only(self, *kept: Progress) -> None:
         """Remove all other checkpoints."""
-        self.checkpoints.keep_only(*places)
+        self.checkpoints.keep_only(*kept)
 
     def finish(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
         """Write the root's model and the summary of a finished run."""
@@ -239,9 +243,9 @@ class RunWriter:
         files.write_json(self.path / format.SUMMARY, numbers)
         self.set_status(format.DONE, Progress(numbers["rounds"]))
 
-    def set_status(self, status: str, place: Progress, reason: str = "") -> None:
+    def set_status(self, status: str, progress: Progress, reason: str = "") -> None:
         """Write the status of the run, with a reason if it is unexpected."""
-        _write_status(self.path, status, place, self.rounds, reason, self._diverged)
+        _write_status(self.path, status, progress, self.rounds, reason, self._diverged)
 
     def close(self) -> None:
         self._records.close()
@@ -252,7 +256,7 @@ class RunWriter:
 def _write_status(
     folder: Path,
     status: str,
-    place: Progress,
+    progress: Progress,
     rounds: int,
     reason: str = "",
     diverged: int | None = None,
@@ -262,8 +266,8 @@ def _write_status(
     contents = {
         "status": status,
         "reason": reason,
-        "round": place.round,
-        "meetings": place.meetings,
+        "round": progress.round,
+        "meetings": progress.meetings,
         "rounds": rounds,
         "diverged": diverged,
         "pid": os.getpid(),

@@ -30,7 +30,7 @@ from stratafl.data.inputs import NamedInputs, Pair
 from stratafl.distributed.assignment import assign_clients, client_cost
 from stratafl.distributed.subtree import Branch
 from stratafl.engine import validation
-from stratafl.engine.batches import augment_fields
+from stratafl.engine.batches import augment_for_named_inputs
 from stratafl.engine.factory import drift_kernel, fallback_notes, make_default_engine, make_engine
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.module_profile import PROBE_SAMPLES, reproducibility_notes, sanitise_samples
@@ -132,7 +132,7 @@ def placed(given: Checked, flat: FlatModule, problem: Problem) -> Placed:
     few = sanitise_samples(inputs), sanitise_samples(targets)
     augment = given.data.augment
     if callable(augment) and isinstance(inputs, NamedInputs):
-        augment = augment_fields(augment)
+        augment = augment_for_named_inputs(augment)
     validation.check_backward(subject, *few, augment, given.seed)
     sizes = dict(zip(given.tree.names[-1], given.samples, strict=True))
     validation.check_single_sample_batches(subject, *few, given.batch, given.sampling, sizes)

@@ -1,6 +1,6 @@
 """Progress of a run: a live bar on a terminal, a line that is overwritten in a notebook, and plain
-lines elsewhere, also on a terminal that cannot overwrite its lines. It moves whenever clients
-synchronise."""
+lines elsewhere, also on a terminal that cannot overwrite its lines. The bar and the overwritten
+line move whenever clients synchronise; plain lines come once per global round."""
 
 from __future__ import annotations
 
@@ -38,13 +38,14 @@ class ProgressBar:
     below a notebook's cell."""
 
     def __init__(self, title: str, rounds: int, quiet: bool = False, done: int = 0):
+        """done: number of global rounds that were completed before."""
         self.title, self.rounds, self.quiet, self.done = title, rounds, quiet, done
         self._bar = None if quiet or in_notebook() else _bar()
         self._rewrites = (
             not quiet and self._bar is None and (in_notebook() or (is_interactive() and not cannot_rewrite_lines()))
         )
         self._task = None if self._bar is None else self._bar.add_task(
-            _escaped(title), total=rounds, completed=done, done=done, inside="", metrics=""
+            _escaped(title), total=rounds, completed=done, done=done, within_round="", metrics=""
         )  # fmt: skip
         self._metrics, self._width = "", 0
 
@@ -73,7 +74,7 @@ class ProgressBar:
         text = "  ".join(f"{name} {value:.4f}" for name, value in sorted(result.metrics.items()))
         if result.refused:
             text += escape_control(f"  refused {join_names(sorted(set(result.refused)))}")
-        # a round that was not evaluated keeps the metrics of an earlier one
+        # bar and overwritten line: a round that was not evaluated keeps earlier metrics
         self._metrics = text or self._metrics
         if self._bar is not None or self._rewrites:
             self._draw(self.done, "")
@@ -81,17 +82,17 @@ class ProgressBar:
             self._write(f"{self.title}: round {result.round}/{self.rounds}  {text}  {result.seconds:.1f}s")
 
     def print_line(self, text: str) -> None:
-        """Print one line besides the rounds."""
+        """Print a line between those of the rounds."""
         if not self.quiet:
             self._end_line()
             self._write(escape_control(f"{self.title}: {text}"))
 
-    def _draw(self, completed: float, inside: str) -> None:
+    def _draw(self, completed: float, within_round: str) -> None:
         if self._bar is not None:
-            values = {"done": self.done, "inside": inside, "metrics": _escaped(self._metrics)}
+            values = {"done": self.done, "within_round": within_round, "metrics": _escaped(self._metrics)}
             self._bar.update(self._task, completed=completed, **values)
         elif self._rewrites:
-            parts = (f"{self.title}: round {self.done}/{self.rounds}", inside, self._metrics)
+            parts = (f"{self.title}: round {self.done}/{self.rounds}", within_round, self._metrics)
             text = "  ".join(filter(None, parts))
             if not in_notebook():
                 # a line that is wrapped cannot be written over
@@ -133,14 +134,14 @@ def _bar() -> Any:
     if console.width < NARROW:
         # a single column, so that its end is cut off
         return Progress(
-            text("round {task.fields[done]}/{task.total:.0f} {task.fields[inside]} {task.fields[metrics]}"),
+            text("round {task.fields[done]}/{task.total:.0f} {task.fields[within_round]} {task.fields[metrics]}"),
             console=console,
         )
     return Progress(
         text("{task.description}"),
         BarColumn(bar_width=20 if console.width >= 80 else 8),
         text("round {task.fields[done]}/{task.total:.0f}"),
-        text("{task.fields[inside]}"),
+        text("{task.fields[within_round]}"),
         text("{task.fields[metrics]}"),
         TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
         console=console,

@@ -1,4 +1,5 @@
-"""Files of a tuning result: tables, configs, the figure of the frontier."""
+"""Files of a tuning result: its data, a table of its runs, the chosen configs and the figure of the
+frontier."""
 
 from __future__ import annotations
 
@@ -20,26 +21,27 @@ from stratafl.tune.task import COSTS
 from stratafl.tune.trials import TuningTrial, cost_in, cumulative_cost_R
 
 PLAN, TRIALS = "plan.json", "trials.csv"
+"""The whole result, and a table of its runs."""
 
 
 def write(result: TuningResult, folder: Path) -> list[Path]:
-    """Write all files but the figure; returns their paths."""
+    """Write all files except the figure (see `plot_frontiers`); returns their paths."""
     paths = [folder / PLAN, folder / TRIALS]
     write_json(paths[0], as_dict(result))
     with atomic_write(paths[1], sync=False) as file:
         file.write(as_csv(result).encode())
-    for answer in result.network_results:
-        if answer.choice is not None:
-            path = folder / best_name(answer)
+    for network_result in result.network_results:
+        if network_result.choice is not None:
+            path = folder / best_name(network_result)
             with atomic_write(path, sync=False) as file:
-                file.write(_best_config(result, answer).encode())
+                file.write(_best_config(result, network_result).encode())
             paths.append(path)
     return paths
 
 
-def best_name(answer: NetworkResult) -> str:
+def best_name(network_result: NetworkResult) -> str:
     """File name of the config for a network."""
-    return f"best-{slug(answer.network)}.toml"
+    return f"best-{slug(network_result.network)}.toml"
 
 
 def as_dict(result: TuningResult) -> dict[str, Any]:
@@ -55,31 +57,33 @@ def as_dict(result: TuningResult) -> dict[str, Any]:
         "outcomes": outcomes(result),
         "seeds": task.seed_list,
         "complete": result.is_complete,
-        "networks": [_network_result(result, answer) for answer in result.network_results],
+        "networks": [_network_result(result, network_result) for network_result in result.network_results],
         "runs": trial_rows(result),
     }
 
 
 def outcomes(result: TuningResult) -> dict[str, int]:
-    """Number of settings by outcome, with the given config."""
+    """Number of settings by outcome; the given config counts, too, also where it lies outside the
+    space."""
     trials = list(result.search.trials.values())
     if result.search.space.baseline is None:
         trials.append(result.baseline)
     return dict(Counter(trial.outcome for trial in trials))
 
 
-def gain(result: TuningResult, answer: NetworkResult) -> float | None:
+def gain(result: TuningResult, network_result: NetworkResult) -> float | None:
     """Ratio of the costs of the given config and the choice; None if either did not reach the
     target."""
-    if answer.choice is None:
+    if network_result.choice is None:
         return None
-    best = answer.choice.mean_cost(answer.network, result.task.minimise)
-    baseline = answer.baseline.mean_cost(answer.network, result.task.minimise)
+    best = network_result.choice.mean_cost(network_result.network, result.task.minimise)
+    baseline = network_result.baseline.mean_cost(network_result.network, result.task.minimise)
     return None if best is None or baseline is None else baseline.mean / best.mean
 
 
 def trial_rows(result: TuningResult) -> list[dict[str, Any]]:
-    """Flat tables, one per run and network: costs up to the target, or of all rounds without it."""
+    """One flat row per run and network: costs up to the target, or of all rounds if it was not
+    reached."""
     rows: list[dict[str, Any]] = []
     for number, (label, seed, trial) in enumerate(result.all_trials):
         for network in result.task.networks:
@@ -98,32 +102,32 @@ def as_csv(result: TuningResult) -> str:
     return csv_text(trial_rows(result))
 
 
-def _network_result(result: TuningResult, answer: NetworkResult) -> dict[str, Any]:
+def _network_result(result: TuningResult, network_result: NetworkResult) -> dict[str, Any]:
     return {
-        "network": answer.network,
-        "choice": None if answer.choice is None else _candidate(result, answer, answer.choice),
-        "config": None if answer.choice is None else best_name(answer),
-        "gain": gain(result, answer),
-        "baseline": _candidate(result, answer, answer.baseline),
-        "candidates": [_candidate(result, answer, candidate) for candidate in answer.candidates],
-        "frontier": [vars(point) for point in answer.frontier],
-        "pareto": [vars(point) for point in frontier_segments(answer.frontier)],
+        "network": network_result.network,
+        "choice": None if network_result.choice is None else _candidate(result, network_result, network_result.choice),
+        "config": None if network_result.choice is None else best_name(network_result),
+        "gain": gain(result, network_result),
+        "baseline": _candidate(result, network_result, network_result.baseline),
+        "candidates": [_candidate(result, network_result, candidate) for candidate in network_result.candidates],
+        "frontier": [vars(point) for point in network_result.frontier],
+        "pareto": [vars(point) for point in frontier_segments(network_result.frontier)],
     }
 
 
-def _candidate(result: TuningResult, answer: NetworkResult, candidate: TuningCandidate) -> dict[str, Any]:
+def _candidate(result: TuningResult, network_result: NetworkResult, candidate: TuningCandidate) -> dict[str, Any]:
     space = result.search.space
     return {
         "setting": candidate.label,
         "values": {} if candidate.setting is None else space.values_of(candidate.setting),
         "is_baseline": candidate.is_baseline,
         "runs": [None if run.run is None else run.run.path.name for run in candidate.runs],
-        "reached": candidate.reached(answer.network, result.task),
+        "reached": candidate.reached(network_result.network, result.task),
         "rounds": _mean_std(candidate.rounds()),
-        **{kind: _mean_std(candidate.mean_cost(answer.network, kind)) for kind in COSTS},
+        **{kind: _mean_std(candidate.mean_cost(network_result.network, kind)) for kind in COSTS},
         "per_seed": [
             cost_in(total, result.task.minimise) if total is not None else None
-            for total in (run.total(answer.network) for run in candidate.runs)
+            for total in (run.total(network_result.network) for run in candidate.runs)
         ],
     }
 
@@ -135,13 +139,13 @@ def _mean_std(value: MeanStd | None) -> dict[str, float | None] | None:
 # -- a config as a file ----------------------------------------------------------------------------
 
 
-def _best_config(result: TuningResult, answer: NetworkResult) -> str:
-    choice, task = answer.choice, result.task
+def _best_config(result: TuningResult, network_result: NetworkResult) -> str:
+    choice, task = network_result.choice, result.task
     assert choice is not None
     space, setting = result.search.space, choice.setting
     config = task.config if setting is None or setting == space.baseline else space.config_of(setting)
     about = (
-        f"# Chosen on {answer.network}: {choice.label}\n"
+        f"# Chosen on {network_result.network}: {choice.label}\n"
         f"# least {task.minimise} to {result.baseline.goal} of {len(result.search.trials)} settings tried,"
         f" {len(choice.runs)} seeds; it stops there\n"
     )
@@ -181,6 +185,8 @@ def _value(value: Any) -> str:
     return repr(value)
 
 
+# -- the figure ------------------------------------------------------------------------------------
+
 GREY, BLUE, BLACK, RED = "#c3c8cf", "#0072b2", "#1b1f24", "#d55e00"
 MAX_PANELS_PER_ROW = 3
 UNITS = {"seconds": TIME, "bytes": BYTES, "joules": ENERGY}
@@ -188,7 +194,7 @@ TITLES = {"seconds": "time", "bytes": "bytes sent", "joules": "energy", "money":
 
 
 def unit_of(result: TuningResult, network: str, values: list[float]) -> Unit:
-    """Unit of the costs on a network."""
+    """Unit in which to show these values of the minimised cost on a network."""
     kind = result.task.minimise
     currency = next(other.currency for other in result.task.networks if other.name == network)
     return Unit.of(UNITS[kind], values) if kind in UNITS else Unit(currency or "money", 1.0)
@@ -203,8 +209,8 @@ def plot_frontiers(result: TuningResult, *paths: Path) -> None:
         for path in paths:
             size = (max(4.6, 3.4 * columns), 3.1 * rows + 0.55)
             figure, panels = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
-            for axes, answer in zip(panels.flat, result.network_results, strict=False):
-                _panel(axes, result, answer)
+            for axes, network_result in zip(panels.flat, result.network_results, strict=False):
+                _panel(axes, result, network_result)
             for axes in list(panels.flat)[count:]:
                 axes.set_visible(False)
             handles, labels = panels[0, 0].get_legend_handles_labels()
@@ -212,11 +218,11 @@ def plot_frontiers(result: TuningResult, *paths: Path) -> None:
             save(figure, path)
 
 
-def _panel(axes: Any, result: TuningResult, answer: NetworkResult) -> None:
-    goal, network = result.baseline.goal, answer.network
-    search = [trial for setting, trial in result.search.trials.items() if setting != result.search.space.baseline]
-    ends = [trial.cost(network, result.task.minimise) for trial in (*search, result.baseline) if trial.costs]
-    unit = unit_of(result, network, ends)
+def _panel(axes: Any, result: TuningResult, network_result: NetworkResult) -> None:
+    goal, network = result.baseline.goal, network_result.network
+    trials = [trial for setting, trial in result.search.trials.items() if setting != result.search.space.baseline]
+    totals = [trial.cost(network, result.task.minimise) for trial in (*trials, result.baseline) if trial.costs]
+    unit = unit_of(result, network, totals)
 
     def draw_curve(trial: TuningTrial, colour: str, width: float, label: str | None) -> None:
         costs = cumulative_cost_R(trial.costs[network], result.task.minimise) / unit.factor
@@ -224,15 +230,18 @@ def _panel(axes: Any, result: TuningResult, answer: NetworkResult) -> None:
         marker = "." if len(rounds) == 1 else None
         axes.plot(costs[rounds], values, color=colour, linewidth=width, marker=marker, markersize=3, label=label)
 
-    for number, trial in enumerate(trial for trial in search if trial.curve):
+    for number, trial in enumerate(trial for trial in trials if trial.curve):
         draw_curve(trial, GREY, 0.8, "other settings" if number == 0 else None)
     draw_curve(result.baseline, BLUE, 1.4, "as given")
     axes.step(
-        [point.cost / unit.factor for point in answer.frontier],
-        [point.value for point in answer.frontier],
+        [point.cost / unit.factor for point in network_result.frontier],
+        [point.value for point in network_result.frontier],
         where="post", color=BLACK, linewidth=1.4, label="frontier",
     )  # fmt: skip
-    for candidate, colour, name in ((answer.baseline, BLUE, None), (answer.choice, RED, "choice, ± over seeds")):
+    for candidate, colour, name in (
+        (network_result.baseline, BLUE, None),
+        (network_result.choice, RED, "choice, ± over seeds"),
+    ):
         cost = None if candidate is None else candidate.mean_cost(network, result.task.minimise)
         if cost is not None:
             error = None
@@ -246,7 +255,7 @@ def _panel(axes: Any, result: TuningResult, answer: NetworkResult) -> None:
     axes.set_xscale("log")
     _ticks(axes.xaxis)
     axes.set(xlabel=f"{TITLES[result.task.minimise]}, {unit.name}", ylabel=goal.metric)
-    label = "" if answer.choice is None else f"\n{answer.choice.label}"
+    label = "" if network_result.choice is None else f"\n{network_result.choice.label}"
     axes.set_title(f"{network}{label}", loc="left", fontsize=7)
     axes.spines[["top", "right"]].set_visible(False)
 

@@ -38,12 +38,13 @@ class TuningCandidate:
         return sum(run.objective_value(network, task) < math.inf for run in self.runs)
 
     def mean_cost(self, network: str, kind: Cost) -> MeanStd | None:
-        """Mean cost up to the target; None unless all runs reached it."""
+        """Mean cost up to the target, whatever the budgets; None unless all runs reached it."""
         if any(run.first is None for run in self.runs):
             return None
         return mean_std([run.cost(network, kind) for run in self.runs])
 
     def rounds(self) -> MeanStd | None:
+        """Mean number of rounds to the target; None unless all runs reached it."""
         firsts = [float(run.first) for run in self.runs if run.first is not None]
         return mean_std(firsts) if len(firsts) == len(self.runs) else None
 
@@ -64,7 +65,8 @@ class NetworkResult:
 
     network: str
     candidates: tuple[TuningCandidate, ...]
-    """Candidates, best first: the first is the choice, unless it never reached the target."""
+    """Settings that reached the target in the search, best first; the first is the choice. Empty if
+    none did."""
     baseline: TuningCandidate
     frontier: tuple[FrontierPoint, ...]
 
@@ -94,10 +96,10 @@ def repeat(
     if settings and baseline not in settings:
         settings.append(baseline)
     repeated.update({setting: [_first_trial(search, setting)] for setting in settings})
-    no_limits = {network.name: math.inf for network in task.networks}
+    no_cost_limits = {network.name: math.inf for network in task.networks}
     for seed in task.seed_list[1:]:
         for setting in settings:
-            repeated[setting].append(search.attempt(setting, seed, stop_conditions, no_limits))
+            repeated[setting].append(search.attempt(setting, seed, stop_conditions, no_cost_limits))
 
 
 def network_results(search: Search, repeated: dict[GridPoint | None, list[TuningTrial]]) -> list[NetworkResult]:
@@ -219,7 +221,7 @@ def tune(
     The same call continues an interrupted one from the files in the folder. keep_stale: use also
     runs whose source files have changed since.
     """
-    optuna()
+    optuna()  # fails at once if it is not installed
     begun = time.monotonic()
     check_writable("--out", folder)
     if must_exist and not (folder / RUNS).is_dir():

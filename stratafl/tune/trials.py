@@ -295,7 +295,7 @@ class TrialRunner:
                 if stop_conditions.stop.signal or not stop_conditions.is_late:
                     raise
                 raise OutOfTime from None
-            launch.folder.set_status(format.INTERRUPTED, launch.place, early_stopping.stop_reason)
+            launch.folder.set_status(format.INTERRUPTED, launch.progress, early_stopping.stop_reason)
         except (UserCodeError, MissingExtra):
             raise
         except Exception as problem:

@@ -45,7 +45,7 @@ def stopped(made: Config, runs: Path) -> Path:
     launch = Launch.new(made, "study", runs)
     record = next(iter(launch.simulation))
     launch.folder.append_round(record)
-    launch.folder.checkpoint(launch.place, launch.simulation.state(history=False))
+    launch.folder.checkpoint(launch.progress, launch.simulation.state(history=False))
     launch.folder.close()
     return launch.folder.path
 

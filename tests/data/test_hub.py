@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from stratafl.base.errors import InvalidInput
-from stratafl.data.catalog.prepare import CIFAR10, CIFAR100, LETTERS, SOURCES, load, prepare
+from stratafl.data.catalog.prepare import CIFAR10, CIFAR100, DATASETS, LETTERS, load, prepare
 from stratafl.data.catalog.shakespeare import ALPHABET, LENGTH, TRAIN_PER_ROLE
 
 COARSE = [f"coarse {number}" for number in range(20)]
@@ -87,7 +87,7 @@ def test_images_of_the_hub(hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyP
     parts = _parts(name)
     asked = _redirect(hub, monkeypatch, _write(hub, name, tmp_path / "repository", parts))
     prepared = prepare(name, "hub", allow_partial=True)
-    repository = SOURCES[name].remote.repository
+    repository = DATASETS[name].remote.repository
     assert set(asked) == {repository} and prepared.form == f"hub repository {repository}"
     _assert_holds(name, parts)
 

@@ -14,7 +14,7 @@ import pytest
 
 from stratafl.base.errors import InvalidInput, MissingExtra
 from stratafl.data.catalog import storage
-from stratafl.data.catalog.prepare import CIFAR10, FILE, NAMES, catalogue, describe, load, prepare
+from stratafl.data.catalog.prepare import CIFAR10, DIGITS_FILE, NAMES, catalogue, describe, load, prepare
 
 
 def _letters(path: Path, seed: int = 0) -> Path:
@@ -48,7 +48,7 @@ def test_digits_are_those_of_scikit_learn_bit_for_bit() -> None:
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
     bunch = load_digits()
-    with np.load(FILE) as stored:
+    with np.load(DIGITS_FILE) as stored:
         assert stored["images"].dtype == stored["labels"].dtype == np.uint8
         assert np.array_equal(stored["images"], bunch.images)
         assert np.array_equal(stored["labels"], bunch.target)
@@ -58,7 +58,7 @@ def test_digits_hold_every_image_once(root: Path) -> None:
     digits = load("digits")
     both = np.concatenate([digits.x_train, digits.x_test]).reshape(-1, 64)
     labels = np.concatenate([digits.y_train, digits.y_test])
-    with np.load(FILE) as stored:
+    with np.load(DIGITS_FILE) as stored:
         expected = np.column_stack([stored["images"].reshape(-1, 64), stored["labels"]])
     assert sorted(np.column_stack([both, labels]).tolist()) == sorted(expected.tolist())
 

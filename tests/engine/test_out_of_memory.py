@@ -153,6 +153,6 @@ def test_a_loss_is_still_mapped_after_out_of_memory() -> None:
 def test_other_errors_are_not_out_of_memory() -> None:
     for problem in (RuntimeError("shapes cannot be multiplied"), ValueError(HOST), KeyError("x")):
         assert not errors.is_no_room(problem)
-        errors.pass_on_no_room(problem)
+        errors.reraise_out_of_memory(problem)
     assert all(map(errors.is_no_room, KINDS))
     assert errors.is_no_room(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))

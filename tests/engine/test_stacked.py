@@ -309,7 +309,7 @@ def writing_gradients(function):
 def test_kernels_that_write_gradients_to_the_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("linear", "conv2d", "conv2d_relu_pool", "group_norm", "layer_norm", "embedding")
     ops = {**REFERENCE_OPS, **{name: writing_gradients(REFERENCE_OPS[name]) for name in names}}
-    backend = kernels.TORCH_BACKEND._replace(ops=ops, writes_gradients=frozenset(names), returns_squared_norms=True)
+    backend = kernels.TORCH_BACKEND._replace(ops=ops, writes_gradients=frozenset(names), collects_squared_norms=True)
     monkeypatch.setattr(kernels, "TORCH_BACKEND", backend)
     settings = {"leaf": leaf(0.1, clip_norm=0.5), "rounds": 2}
     if name == "lstm":

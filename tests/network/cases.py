@@ -161,7 +161,7 @@ def _computing(case: Case, steps_N: np.ndarray, counter: int) -> list[float]:
     pause, slow = (
         distribution.sample_per_round(case.workload.seed, at)[0] for distribution in (devices.pause, devices.slowdown)
     )
-    chance = devices.chances[1].sample_per_round(case.workload.seed, at)[0]
+    chance = devices.loss_chance.sample_per_round(case.workload.seed, at)[0]
     seconds = []
     for leaf in range(case.workload.tree.leaves):
         tries, power = 1, devices.dropout_N[leaf]
@@ -173,5 +173,5 @@ def _computing(case: Case, steps_N: np.ndarray, counter: int) -> list[float]:
 
 def _absence(case: Case, counter: int) -> list[float]:
     devices, at = case.instance.devices, np.array([counter])
-    gone = devices.chances[0].sample_per_round(case.workload.seed, at)[0] >= devices.availability_N
+    gone = devices.offline_chance.sample_per_round(case.workload.seed, at)[0] >= devices.availability_N
     return list(gone * devices.away.sample_per_round(case.workload.seed, at)[0])

@@ -88,9 +88,9 @@ def terms_of(tree: Tree, instance: NetworkInstance, periods: list[int], rounds: 
         if key.startswith("jitter"):
             return of(instance.link(level).jitter, 2 * round + key.endswith("up"))
         if key == "away_s":
-            return of(devices.away) * (of(devices.chances[0]) >= devices.availability_N[node])
+            return of(devices.away) * (of(devices.offline_chance) >= devices.availability_N[node])
         if key == "tries":
-            return 1 + sum(of(devices.chances[1]) <= devices.dropout_N[node] ** lost for lost in range(1, 60))
+            return 1 + sum(of(devices.loss_chance) <= devices.dropout_N[node] ** lost for lost in range(1, 60))
         return of({"pause_s": devices.pause, "slowdown": devices.slowdown}[key])
 
     children: dict[Place, list[Place]] = {

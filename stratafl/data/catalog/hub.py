@@ -14,12 +14,12 @@ from stratafl.data.catalog.shakespeare import Role, from_pairs, split_roles
 from stratafl.data.catalog.storage import DatasetArrays
 
 
-def fits(files: FileTree) -> bool:
+def is_clone(files: FileTree) -> bool:
     """Whether a folder is a clone of a hub repository: parquet files named after their split."""
     return files.path.is_dir() and all(files.matching(rf"{part}(?:[-_.].*)?\.parquet") for part in ("train", "test"))
 
 
-def fits_roles(files: FileTree) -> bool:
+def is_shakespeare_clone(files: FileTree) -> bool:
     """Whether a folder is a clone of the hub's Shakespeare, a single table without splits."""
     return files.path.is_dir() and bool(files.matching(r"(?:train.*\.parquet|shakespeare\.csv)"))
 
@@ -49,7 +49,8 @@ def read_images(
 ) -> DatasetArrays:
     """Read images and labels of the train and test splits; other splits are ignored.
 
-    image, label: names of the columns.
+    image, label: names of the columns; mode: that of Pillow; letters: whether these are EMNIST's
+        letters, some copies of which are transposed.
     """
     arrays: dict[str, Any] = {}
     for part in ("train", "test"):
@@ -67,7 +68,8 @@ def read_images(
 
 
 def _plain(name: str) -> str:
-    """Class name in lower case without spaces and punctuation, in which copies differ."""
+    """Class name in lower case without spaces and punctuation, in which copies of a data set
+    differ."""
     return "".join(character for character in name.lower() if character.isalnum())
 
 
@@ -86,7 +88,9 @@ def _pixels(where: str | Path, part: str, rows: Any, column: str, mode: str) -> 
 
 
 def _stand_up(arrays: dict[str, Any]) -> str:
-    """Transpose EMNIST's images if they are stored as NIST does; copies of the data set differ.
+    """Transpose EMNIST's images if they are stored as in NIST's files, transposed; return a note.
+
+    Copies of the data set differ.
 
     The letter I decides: upright, its pixels are spread further over rows than over columns.
     """
@@ -99,13 +103,14 @@ def _stand_up(arrays: dict[str, Any]) -> str:
 
 
 def _spread(profile: np.ndarray) -> float:
-    place = np.arange(len(profile))
+    """Variance of a distribution over positions."""
+    position = np.arange(len(profile))
     share = profile / max(profile.sum(), 1.0)
-    return float(share @ place**2 - (share @ place) ** 2)
+    return float(share @ position**2 - (share @ position) ** 2)
 
 
 def read_roles(where: str | Path) -> DatasetArrays:
-    """Read Shakespeare as (character_id, x, y) rows, each role's in time order."""
+    """Read a table of (character_id, x, y) rows, and split each speaking role in time."""
     rows = load(where, "train")
     expected = {"character_id", "x", "y"}
     if not expected <= set(rows.column_names):
@@ -114,7 +119,7 @@ def read_roles(where: str | Path) -> DatasetArrays:
 
 
 def _roles(rows: Any) -> Iterator[Role]:
-    """Group rows by role; rows of a role that comes again later are added to its first ones."""
+    """Group rows by role; a role may come back later in the table."""
     pairs: dict[str, tuple[list[str], list[str]]] = {}
     for batch in rows.iter(batch_size=10_000):
         for role, x, y in zip(batch["character_id"], batch["x"], batch["y"], strict=True):

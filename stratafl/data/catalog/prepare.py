@@ -78,7 +78,7 @@ class HubRepository(NamedTuple):
     read: Callable[[str | Path], DatasetArrays]
     sizes: Sizes = ()
 
-    def local(self, fits: Callable[[FileTree], bool] = hub.fits) -> PublishedFormat:
+    def local(self, fits: Callable[[FileTree], bool] = hub.is_clone) -> PublishedFormat:
         """Format of a local clone of the repository."""
         return PublishedFormat("tables of the hub", fits, lambda files: self.read(files.path), self.sizes)
 
@@ -97,7 +97,7 @@ class DatasetInfo(NamedTuple):
     """Folders that operating system packages install it into."""
 
 
-def _images(
+def _hub_images(
     repository: str,
     classes: tuple[str, ...],
     mode: str,
@@ -116,7 +116,7 @@ def _idx(name: str, prefix: str, classes: tuple[str, ...], nist: bool, sizes: Si
     return PublishedFormat(name, partial(images.fits_idx, prefix=prefix), read, sizes)
 
 
-def _binary(name: str, classes: tuple[str, ...]) -> PublishedFormat:
+def _cifar_binary(name: str, classes: tuple[str, ...]) -> PublishedFormat:
     fits, read = partial(images.fits_cifar, classes=classes), partial(images.read_cifar, classes=classes)
     return PublishedFormat(name, fits, read, _CIFAR_SIZES)
 
@@ -124,6 +124,7 @@ def _binary(name: str, classes: tuple[str, ...]) -> PublishedFormat:
 def _sheets(
     name: str, fits: Callable[[FileTree], bool], read: Callable[..., DatasetArrays], classes: tuple[str, ...]
 ) -> PublishedFormat:
+    """CIFAR in image files that each hold many images, as rows or tiles."""
     return PublishedFormat(name, fits, partial(read, classes=classes), _CIFAR_SIZES)
 
 
@@ -132,14 +133,14 @@ def _folder(sizes: Sizes) -> PublishedFormat:
     return PublishedFormat("image folder", fits, partial(images.read_folder, classes=CIFAR10), sizes)
 
 
-_FASHION_HUB = _images("zalando-datasets/fashion_mnist", FASHION, "L", _MNIST_SIZES)
-_LETTERS_HUB = _images("tanganke/emnist_letters", LETTERS, "L", _LETTERS_SIZES, letters=True)
-_CIFAR10_HUB = _images("uoft-cs/cifar10", CIFAR10, "RGB", _CIFAR_SIZES, image="img")
-_CIFAR100_HUB = _images("uoft-cs/cifar100", CIFAR100, "RGB", _CIFAR_SIZES, image="img", label="fine_label")
-_CINIC_HUB = _images("flwrlabs/cinic10", CIFAR10, "RGB", _CINIC_SIZES)
+_FASHION_HUB = _hub_images("zalando-datasets/fashion_mnist", FASHION, "L", _MNIST_SIZES)
+_LETTERS_HUB = _hub_images("tanganke/emnist_letters", LETTERS, "L", _LETTERS_SIZES, letters=True)
+_CIFAR10_HUB = _hub_images("uoft-cs/cifar10", CIFAR10, "RGB", _CIFAR_SIZES, image="img")
+_CIFAR100_HUB = _hub_images("uoft-cs/cifar100", CIFAR100, "RGB", _CIFAR_SIZES, image="img", label="fine_label")
+_CINIC_HUB = _hub_images("flwrlabs/cinic10", CIFAR10, "RGB", _CINIC_SIZES)
 _SHAKESPEARE_HUB = HubRepository("flwrlabs/shakespeare", hub.read_roles)
 
-SOURCES: dict[str, DatasetInfo] = {
+DATASETS: dict[str, DatasetInfo] = {
     "fashion_mnist": DatasetInfo(
         title="Fashion-MNIST: 28 x 28 grey images of clothing, 10 classes",
         kind="image",
@@ -170,7 +171,7 @@ SOURCES: dict[str, DatasetInfo] = {
         title="CIFAR-10: 32 x 32 colour images, 10 classes",
         kind="image",
         forms=(
-            _binary("CIFAR-10 binary version", CIFAR10),
+            _cifar_binary("CIFAR-10 binary version", CIFAR10),
             _sheets("PNG sheets", images.fits_rows, images.read_rows, CIFAR10),
             _folder(_CIFAR_SIZES),
             _CIFAR10_HUB.local(),
@@ -183,7 +184,7 @@ SOURCES: dict[str, DatasetInfo] = {
         title="CIFAR-100: 32 x 32 colour images, 100 classes (fine labels)",
         kind="image",
         forms=(
-            _binary("CIFAR-100 binary version", CIFAR100),
+            _cifar_binary("CIFAR-100 binary version", CIFAR100),
             _sheets("WebP sheets", images.fits_tiles, images.read_tiles, CIFAR100),
             _CIFAR100_HUB.local(),
         ),
@@ -205,7 +206,7 @@ SOURCES: dict[str, DatasetInfo] = {
         forms=(
             PublishedFormat("texts by role", shakespeare.fits_roles, shakespeare.read_roles),
             PublishedFormat("LEAF's JSON", shakespeare.fits_leaf, shakespeare.read_leaf),
-            _SHAKESPEARE_HUB.local(hub.fits_roles),
+            _SHAKESPEARE_HUB.local(hub.is_shakespeare_clone),
         ),
         remote=_SHAKESPEARE_HUB,
         usual_names=("shakespeare_roles.json*", "all_data*.json"),
@@ -216,7 +217,7 @@ SOURCES: dict[str, DatasetInfo] = {
 
 def usual_places(name: str, root: str | Path | None = None) -> Iterator[Path]:
     """Existing places of a data set's files: folders of originals, then system folders."""
-    source = SOURCES[name]
+    source = DATASETS[name]
     folders = [Path(f) for f in os.environ.get(ORIGINALS_VARIABLE, "").split(os.pathsep) if f]
     for folder in (*folders, data_root(root) / "originals"):
         for pattern in (name, *source.usual_names):
@@ -225,7 +226,7 @@ def usual_places(name: str, root: str | Path | None = None) -> Iterator[Path]:
 
 
 DIGITS_TITLE = "digits: 8 x 8 grey images of handwritten digits, 10 classes, nothing to download"
-FILE = Path(__file__).with_name("digits.npz")
+DIGITS_FILE = Path(__file__).with_name("digits.npz")
 
 
 @cache
@@ -234,7 +235,7 @@ def digits() -> StoredDataset:
 
     Every fifth image of each class, in the order of the file, is a test image.
     """
-    with np.load(FILE) as stored:
+    with np.load(DIGITS_FILE) as stored:
         x, y = stored["images"], stored["labels"].astype(np.int64)
     test = np.zeros(len(y), bool)
     for label in range(10):
@@ -251,7 +252,7 @@ def digits() -> StoredDataset:
     return add_statistics("digits", "embedded in the package", samples)
 
 
-NAMES = ("digits", *SOURCES, "synthetic")
+NAMES = ("digits", *DATASETS, "synthetic")
 _SYNTHETIC_TITLE = "synthetic: logistic-regression clients, differences set level by level"
 
 State = Literal["embedded", "generated", "prepared", "not prepared", "damaged"]
@@ -270,13 +271,16 @@ class DatasetStatus:
     hub: str = ""
     path: Path | None = None
     form: str = ""
+    """Published format that it was read from."""
     where: str = ""
+    """Path or hub repository that it was read from."""
     train: int = 0
     test: int = 0
     shape: tuple[int, ...] = ()
     classes: tuple[str, ...] = ()
     train_per_class: tuple[int, ...] = ()
     owners: int = 0
+    """Number of roles that its samples belong to; 0 if it is not divided by nature."""
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     checksum: str = ""
@@ -303,17 +307,17 @@ def load(name: str, *, root: str | Path | None = None, verify: bool = False) -> 
 def prepare(
     name: str, source: str | Path | None = None, *, root: str | Path | None = None, allow_partial: bool = False
 ) -> DatasetStatus:
-    """Read a data set in one of its published formats and store it; return the format found.
+    """Read a data set in one of its published formats and store it; return its description.
 
     `source` is a file, a folder, an archive, "hub", or None for the usual places. A data set of
     another size than the published one is refused, unless `allow_partial` accepts it with a note.
     """
     _check_name(name)
-    if name not in SOURCES:
-        raise InvalidInput("data set", name, f"needs no preparing; these do: {', '.join(SOURCES)}")
+    if name not in DATASETS:
+        raise InvalidInput("data set", name, f"needs no preparing; these do: {', '.join(DATASETS)}")
     folder = data_root(root)
     if source == "hub":
-        remote = SOURCES[name].remote
+        remote = DATASETS[name].remote
         form, where = f"hub repository {remote.repository}", remote.repository
         samples, sizes = remote.read(remote.repository), remote.sizes
     else:
@@ -347,11 +351,11 @@ def _find(name: str, root: Path) -> FileTree:
 
 
 def _detect_format(name: str, files: FileTree) -> PublishedFormat | None:
-    return next((form for form in SOURCES[name].forms if form.fits(files)), None)
+    return next((form for form in DATASETS[name].forms if form.fits(files)), None)
 
 
 def _unrecognised(name: str, files: FileTree) -> InvalidInput:
-    forms = ", ".join(form.name for form in SOURCES[name].forms)
+    forms = ", ".join(form.name for form in DATASETS[name].forms)
     some = ", ".join(files.names[:5]) + (", ..." if len(files.names) > 5 else "")
     return InvalidInput(
         "source",
@@ -361,14 +365,14 @@ def _unrecognised(name: str, files: FileTree) -> InvalidInput:
 
 
 def _check_size(
-    where: str, form: str, samples: DatasetArrays, sizes: tuple[tuple[int, int], ...], partial: bool
+    where: str, form: str, samples: DatasetArrays, sizes: tuple[tuple[int, int], ...], allow_partial: bool
 ) -> DatasetArrays:
     counts = (len(samples.y_train), len(samples.y_test))
     if not sizes or counts in sizes:
         return samples
     expected = " or ".join(f"{train:,} + {test:,}" for train, test in sizes)
     difference = f"expected {expected} samples (training + test), found {counts[0]:,} + {counts[1]:,}"
-    if not partial:
+    if not allow_partial:
         raise InvalidInput("source", where, f"{form}: {difference}; allow_partial takes it as it is")
     return replace(samples, notes=(*samples.notes, f"partial: {difference}"))
 
@@ -394,7 +398,7 @@ def describe(name: str, *, root: str | Path | None = None) -> DatasetStatus:
         return DatasetStatus(name=name, title=_SYNTHETIC_TITLE, kind="vector", state="generated")
     if name == "digits":
         return DatasetStatus(name=name, title=DIGITS_TITLE, kind="image", state="embedded", **_measured(digits()))
-    source, folder = SOURCES[name], data_root(root)
+    source, folder = DATASETS[name], data_root(root)
     about: dict[str, Any] = {
         "name": name,
         "title": source.title,
@@ -420,7 +424,7 @@ def describe(name: str, *, root: str | Path | None = None) -> DatasetStatus:
 
 def _advice(name: str) -> str:
     """Instructions for getting a missing data set."""
-    return f"{SOURCES[name].how_to_get}; or `stratafl data prepare {name} --from hub`"
+    return f"{DATASETS[name].how_to_get}; or `stratafl data prepare {name} --from hub`"
 
 
 def _measured(dataset: StoredDataset) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def _keep(path: Path) -> None:
     """Keep a copy of a log as NAME.1; where there is no room for it, the one before stays."""
     partial = path.with_name(f".{path.name}{files.PARTIAL}")
     try:
-        with open(path, "rb") as source, files.create_exclusive(partial, files.PRIVATE) as copy:
+        with open(path, "rb") as source, files.create_anew(partial, files.PRIVATE) as copy:
             shutil.copyfileobj(source, copy)
         os.replace(partial, path.with_name(f"{path.name}.1"))
     except OSError:

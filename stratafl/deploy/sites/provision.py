@@ -247,7 +247,7 @@ def _start_script(folder: Path) -> None:
 
 
 def _secret(path: Path, data: bytes, mode: int = 0o600) -> None:
-    with files.create_exclusive(path) as file:
+    with files.create_anew(path) as file:
         os.fchmod(file.fileno(), mode)
         file.write(data)
 

@@ -44,7 +44,7 @@ class UserFiles(NamedTuple):
         for place, data in self.contents.items():
             path = folder / CODE / place
             files.make_folder(path.parent)
-            with files.create_exclusive(path) as file:
+            with files.create_anew(path) as file:
                 file.write(data)
 
 

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from stratafl.base import errors
-from stratafl.base.rng import PROCESS
+from stratafl.base.rng import PROCESS_LOCK
 from stratafl.engine.precision import cudnn_disabled
 
 
@@ -48,7 +48,7 @@ def trace_fx(function: Callable[..., Any], args: list[Tensor]) -> fx.GraphModule
     except UnsupportedModule:
         raise
     except Exception as problem:
-        errors.pass_on_no_room(problem)
+        errors.reraise_out_of_memory(problem)
         if any(word in type(problem).__name__ for word in ("DataDependent", "DynamicOutputShape")):
             raise UnsupportedModule(DATA_DEPENDENT) from problem
         raise UnsupportedModule(f"cannot be recorded: {errors.describe_exception(problem)}") from problem
@@ -75,7 +75,7 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
 @contextmanager
 def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Context in which an attribute of a module or class of torch is replaced."""
-    with PROCESS:
+    with PROCESS_LOCK:
         before = vars(owner)[name]
         setattr(owner, name, value)
         try:
@@ -144,7 +144,7 @@ class OpaqueFunction:
 def opaque_autograd_functions() -> Iterator[None]:
     """Context in which a user's `autograd.Function` is traced as one operation: the operations of
     its forward pass do not tell its gradient."""
-    with PROCESS:
+    with PROCESS_LOCK:
         original = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
 
         def apply(function: Any, *args: Any, **kwargs: Any) -> Any:

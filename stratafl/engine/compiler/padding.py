@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, fx
 
-from stratafl.base.errors import pass_on_no_room
+from stratafl.base.errors import reraise_out_of_memory
 from stratafl.core.flat_module import FlatModule
 from stratafl.data.inputs import map_tensors
 from stratafl.engine.batches import ClientBatches
@@ -91,7 +91,7 @@ def can_pad(flat: FlatModule, batch: ClientBatches, all_outputs: bool = False) -
             for size in (1, 2, length)
         )
     except Exception as problem:
-        pass_on_no_room(problem)
+        reraise_out_of_memory(problem)
         return False  # the capture of the program will report the problem
     names_1, names_2 = ([op for op in graph.op_names if op not in OPTIONAL_OPS] for graph in (one, two))
     same_ops = names_1 == names_2 and two.op_names == full.op_names

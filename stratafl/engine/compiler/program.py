@@ -21,8 +21,8 @@ from torch import Tensor, fx
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
-from stratafl.base.errors import pass_on_no_room
-from stratafl.base.rng import PROCESS
+from stratafl.base.errors import reraise_out_of_memory
+from stratafl.base.rng import PROCESS_LOCK
 from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import map_outputs
 from stratafl.data.inputs import Inputs, tensors_of
@@ -43,7 +43,7 @@ def vmap_fallback_disabled() -> Iterator[None]:
     """Let vmap fail for operations without a rule, instead of looping over the clients with a
     warning."""
     functorch: Any = torch._C._functorch
-    with PROCESS:
+    with PROCESS_LOCK:
         before = functorch._is_vmap_fallback_enabled()
         functorch._set_vmap_fallback_enabled(False)
         try:
@@ -233,7 +233,7 @@ class VmapFallback:
                     result = wrap(vmap(call_client)(*stacks))
                 return self._mutated(args, kwargs) if self._mutates else result
             except Exception as problem:
-                pass_on_no_room(problem)
+                reraise_out_of_memory(problem)
                 self._use_vmap = False  # vmap has no rule
         context.unbatched_ops.add(self._name)
         results = [call_client(*(stack[client] for stack in stacks)) for client in range(context.clients)]

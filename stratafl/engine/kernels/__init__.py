@@ -28,16 +28,18 @@ class Backend(NamedTuple):
     ops: Mapping[str, Callable[..., Tensor]]
     """Layers and losses by name; the names are those of `REFERENCE_OPS`."""
     writes_gradients: frozenset[str]
-    """Operations that take `gradient_buffers`, and write gradient / `loss_scale` to them."""
-    returns_squared_norms: bool
-    """Whether these operations also append the squared norms of the gradients they write."""
+    """Operations that take `gradient_buffers`, and write the gradients, divided by
+    `loss_scale`, to them."""
+    collects_squared_norms: bool
+    """Whether these operations also append the squared norms of the gradients that they write to
+    `GradientBuffers.squared_norms`."""
     optimizer_step: Callable[..., None]
     convert_filters: Callable[[Tensor, Tensor], None] | None = None
     """Copies filters between channels-first and channels-last, if convolutions need the latter."""
     load_images: Callable[..., Tensor] | None = None
     """Gathers, flips and crops the images of a step in one pass."""
     drift: DriftKernel | None = None
-    """Computes the drift from the parents' models in one pass."""
+    """Computes (x - parent's model) / rate for all children in one pass."""
 
 
 TORCH_BACKEND = Backend(REFERENCE_OPS, frozenset({"linear"}), False, fused_optimizer_step)
@@ -49,7 +51,8 @@ def is_interpreted() -> bool:
 
 
 def triton_available() -> bool:
-    """Whether Triton is installed, and a GPU or Triton's interpreter can run its kernels."""
+    """Whether Triton is installed and can run its kernels: on a GPU of compute capability 8.0 or
+    more, or by its interpreter."""
     if importlib.util.find_spec("triton") is None:
         return False
     return is_interpreted() or (torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0))
@@ -62,7 +65,8 @@ def backend_for(device: torch.device, dtype: torch.dtype) -> Backend:
 
 @functools.cache
 def triton_backend() -> Backend:
-    """Triton kernels, and the reference for operations without a kernel."""
+    """Triton kernels, and the reference for operations without a kernel; TORCH_BACKEND, with a
+    warning, if they cannot run."""
     if not triton_available():
         warnings.warn("no Triton for this GPU: torch's own operations are used", stacklevel=2)
         return TORCH_BACKEND

@@ -168,7 +168,7 @@ class GradientTarget(NamedTuple):
     returned: Tensor | None
     """Gradient for autograd; None if it is in the engine's buffers."""
 
-    def new_partial_norms(self, count: int) -> Tensor:
+    def new_partial_squares(self, count: int) -> Tensor:
         """New empty parts (C, count) of the squared norms, appended to the list if there is one."""
         parts = torch.empty((self.grad.shape[0], count), dtype=torch.float32, device=self.grad.device)
         if self.squared_norms is not None:

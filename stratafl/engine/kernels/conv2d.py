@@ -69,6 +69,7 @@ def conv_geometry(image: Pair, kernel: Pair, stride: int, padding: int) -> ConvG
         [[0 <= y * stride - padding + tap < size for y in range(outputs)] for tap in range(taps)]
         for size, outputs, taps in zip(image, out, kernel, strict=True)
     ]
+    # an axis along which no output reaches the image keeps all taps
     reached = [[tap for tap, insides in enumerate(axis) if any(insides)] or [0, len(axis) - 1] for axis in is_inside]
     first = min(axis[0] for axis in reached)
     height, width = (axis[-1] + 1 - first for axis in reached)
@@ -351,7 +352,8 @@ def weight_gradient(
     x_CBHWI: Tensor, dy_CBHWO: Tensor, dw: GradientTarget, db: GradientTarget | None, geometry: ConvGeometry,
     options: LayerOptions,
 ) -> None:  # fmt: skip
-    """Write the gradients of filters and bias to their targets; outside the window they are 0."""
+    """Write the gradients of filters and bias to their targets; outside the window they are 0, plus
+    the correction if there is one."""
     clients, batch, height, width, inputs = x_CBHWI.shape
     out_height, out_width, outputs = dy_CBHWO.shape[2:]
     kernel_height, kernel_width = geometry.kernel
@@ -360,10 +362,11 @@ def weight_gradient(
     row, pixels = kernel_width * inputs, batch * out_height * out_width
     config = launch_config("conv weight gradient", options.precision, row, outputs)
     blocks = cdiv(row, config.m)
+    # a program has at most five accumulators
     parts = blocks if blocks <= 5 else next(p for p in (4, 5, 3, 2, 1) if blocks % p == 0)
     programs = kernel_height * cdiv(row, config.m * parts) * cdiv(outputs, config.n)
     _weight_gradient[(programs, clients)](
-        x_ptr=x, dy_ptr=dy, dw_ptr=dw.grad, correction_ptr=dw.correction, squares_ptr=dw.new_partial_norms(programs),
+        x_ptr=x, dy_ptr=dy, dw_ptr=dw.grad, correction_ptr=dw.correction, squares_ptr=dw.new_partial_squares(programs),
         x_peak_ptr=x_peaks, dy_peak_ptr=dy_peaks,
         stride_client=dw.grad.stride(0), scale=scale,
         M=pixels, H=height, W=width, OH=out_height, OW=out_width, CO=outputs, R=row, CI=inputs, KH=kernel_height,
@@ -378,7 +381,7 @@ def weight_gradient(
     if db is not None:
         programs = cdiv(outputs, config.n)
         _bias_gradient[(programs, clients)](
-            dy_ptr=dy, db_ptr=db.grad, correction_ptr=db.correction, squares_ptr=db.new_partial_norms(programs),
+            dy_ptr=dy, db_ptr=db.grad, correction_ptr=db.correction, squares_ptr=db.new_partial_squares(programs),
             dy_peak_ptr=dy_peaks,
             stride_b=db.grad.stride(0), scale=scale,
             M=pixels, CO=outputs, CORRECT=db.has_correction, SCALED=operands.scaled,

@@ -15,6 +15,7 @@ C clients, B samples, H and W height and width of the image, PH and PW of the po
 CO input and output channels, KH and KW height and width of a filter. In the matrix products, M are
 the rows (pooled pixels), N the columns (channels), K the axis of the sum, R = KW * CI values of one
 row of a filter, G = 32 values of a group. TALL and WIDE are height and width of the padded image.
+`common` explains the names of all kernels, and scaled fp16.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
@@ -162,7 +163,10 @@ def unpool(dy_CBpqO: Tensor, argmax_CBpqO: Tensor, size: Pair) -> Tensor:
 
 
 def has_few_channels(inputs: int, kernel_height: int, kernel_width: int) -> bool:
-    """Whether the kernels for few channels support a convolution."""
+    """Whether the kernels for few channels support a convolution.
+
+    Three channels and the fourth fill a pixel, and 7 columns and the shift the 8 pixels of a group.
+    """
     return inputs <= 3 and kernel_height <= 5 and kernel_width <= 7
 
 
@@ -436,7 +440,7 @@ def few_channels_weight_gradient(
     _reduce_splits[(programs, clients)](
         part_ptr=part, dw_ptr=dw.grad, db_ptr=bias.grad,
         correction_w_ptr=dw.correction, correction_b_ptr=bias.correction,
-        squares_ptr=dw.new_partial_norms(programs), x_peak_ptr=x_peaks, dy_peak_ptr=dy_peaks,
+        squares_ptr=dw.new_partial_squares(programs), x_peak_ptr=x_peaks, dy_peak_ptr=dy_peaks,
         stride_w=dw.grad.stride(0), stride_b=bias.grad.stride(0), scale=1 / options.loss_scale,
         CO=outputs, CI=inputs, KH=kernel_height, KW=kernel_width, BIAS=db is not None, CORRECT=dw.has_correction,
         SCALED=operands.scaled, SPLITS=PIXEL_SPLITS, BN=config.m,

@@ -124,7 +124,7 @@ class _Embedding(torch.autograd.Function):
         programs = cdiv(entries, bv) * cdiv(features, be)
         _weight_gradient[(programs, clients)](
             code_ptr=codes, position_ptr=position, start_ptr=start, dy_ptr=gradients[0].contiguous(), dw_ptr=dw.grad,
-            correction_ptr=dw.correction, squares_ptr=dw.new_partial_norms(programs),
+            correction_ptr=dw.correction, squares_ptr=dw.new_partial_squares(programs),
             stride_w=dw.grad.stride(0), scale=1 / ctx.options.loss_scale,
             N=codes.shape[1], V=entries, E=features, CORRECT=dw.has_correction, SORTED=is_sorted, BV=bv, BN=bn, BE=be,
         )  # fmt: skip

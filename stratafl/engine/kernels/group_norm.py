@@ -187,7 +187,7 @@ class _GroupNorm(torch.autograd.Function):
         _parameter_gradient[(programs, clients)](
             part_ptr=part, dw_ptr=dw.grad, db_ptr=db.grad,
             correction_w_ptr=dw.correction, correction_b_ptr=db.correction,
-            squares_ptr=dw.new_partial_norms(programs),
+            squares_ptr=dw.new_partial_squares(programs),
             stride_w=dw.grad.stride(0), stride_b=db.grad.stride(0), scale=1 / loss_scale,
             B=batch, K=channels, CORRECT=dw.has_correction, BB=16, BC=64,
         )  # fmt: skip

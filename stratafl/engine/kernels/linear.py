@@ -215,7 +215,7 @@ class _TritonLinear(torch.autograd.Function):
         _weight_gradient[(programs, clients)](
             x_ptr=x, dy_ptr=dy, y_ptr=y, dw_ptr=dw.grad, db_ptr=bias.grad,
             correction_w_ptr=dw.correction, correction_b_ptr=bias.correction,
-            squares_ptr=dw.new_partial_norms(programs), x_peak_ptr=operands.peaks(x), dy_peak_ptr=dy_peaks,
+            squares_ptr=dw.new_partial_squares(programs), x_peak_ptr=operands.peaks(x), dy_peak_ptr=dy_peaks,
             stride_w=dw.grad.stride(0), stride_b=bias.grad.stride(0), scale=1 / loss_scale,
             B=batch, CO=outputs, CI=inputs, RELU=relu, BIAS=b is not None, PRECISION=operands.precision,
             OPERAND=operands.dtype, SCALED=operands.scaled, CORRECT=dw.has_correction, GROUPS=groups,

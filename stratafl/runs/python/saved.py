@@ -23,7 +23,7 @@ from stratafl.runs import format
 from stratafl.runs.python.describe import as_config, objects_of
 from stratafl.runs.python.label_counts import label_counts
 from stratafl.runs.recorder import NullRunFolder, RunRecorder, StoragePolicy
-from stratafl.runs.resume import ResumeSession, Ways, lock_for_resume
+from stratafl.runs.resume import ResumeHints, ResumeSession, lock_for_resume
 from stratafl.runs.trackers import check_trackers, trackers_for
 from stratafl.runs.writer import RunDescription, RunWriter
 from stratafl.simulation.callbacks import tracking
@@ -31,7 +31,7 @@ from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
 from stratafl.simulation.progress import in_notebook
 from stratafl.simulation.simulation import Simulation
 
-WAYS = Ways(
+HINTS = ResumeHints(
     "save",
     "simulation.save(..., force=True) in place of save= goes on all the same",
     "`stratafl.runs.read_run` reads what it left; another run needs another folder",
@@ -160,8 +160,8 @@ def _new(saving: Saving) -> RunWriter | NullRunFolder:
         if simulation.ranks.is_first:
             if os.path.lexists(path) and (not path.is_dir() or any(path.iterdir())):
                 raise InvalidInput("save", path, "there is something else: a run needs a folder of its own")
-            facts = RunDescription.of(saving.config, simulation, saving.counts, saving.objects)
-            folder = RunWriter.create(path, saving.name, format.new_id(), facts, simulation.history)
+            description = RunDescription.of(saving.config, simulation, saving.counts, saving.objects)
+            folder = RunWriter.create(path, saving.name, format.new_id(), description, simulation.history)
     return folder
 
 
@@ -177,7 +177,7 @@ def _gone_on_with(saving: Saving, force: bool) -> RunWriter | NullRunFolder | No
 
     with lock_for_resume(path, ranks, check) as (described, lock):
         _with_the_engine_of(described["engine"], saving)
-        reopening = ResumeSession(path, described, lock, ranks, saving.say, force, WAYS)
+        reopening = ResumeSession(path, described, lock, ranks, saving.say, force, HINTS)
         restored = reopening.restore(saving.config, lambda: (simulation, saving.counts))
         if not (restored.was_done and simulation.done):
             return reopening.reopen(saving.config, restored)

@@ -20,7 +20,9 @@ class Row:
 
     group: str
     runs: int
+    """Number of planned runs."""
     done: int
+    """Number of finished runs."""
     diverged: int
     """Number of finished runs whose loss is not finite at the end."""
     metric: str
@@ -35,6 +37,7 @@ class Row:
     """Mean number of rounds to the target. A run that did not reach it counts with all its rounds,
     and the mean is then too low."""
     rounds_deviation: float | None
+    """Standard deviation over the same runs; None for fewer than two."""
 
     @property
     def final_text(self) -> str:
@@ -45,7 +48,8 @@ class Row:
 
     @property
     def rounds_text(self) -> str:
-        """Rounds as the paper writes them: ">T" if the target was not reached within T rounds."""
+        """Mean and deviation of the rounds to the target; ">T" if no run reached it within T
+        rounds, and ">" and the mean if only some did."""
         if self.rounds is None:
             return ""
         if self.reached < self.done:

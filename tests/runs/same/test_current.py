@@ -114,7 +114,7 @@ def test_storage_and_engine_are_no_reason_to_run_again(project: Path) -> None:
 
 def test_a_failed_run_is_repeated_in_the_requested_precision(project: Path) -> None:
     launch = Launch.new(config_of(project, precision="bf16"), "a", project / "runs")
-    launch.folder.set_status("failed", launch.place, "out of memory")
+    launch.folder.set_status("failed", launch.progress, "out of memory")
     launch.folder.close()
     assert swept(project) == (False, ["a: failed on another device, engine or precision; run again"])
     assert [(run.status, run.precision) for run in list_runs(project / "runs")] == [
