@@ -248,10 +248,14 @@ def run(device: str, small: bool, only: Sequence[str] = ()) -> list[str]:
     selected: dict[tuple[str, str], list[Case]] = {}
     failures = []
     precisions, families = set(only) & LIMITS.keys(), set(only) - LIMITS.keys()
+    unknown = set(families)
     for case in cases(device, small):
         family = case.name.split()[0]
+        unknown.discard(family)
         if (not precisions or case.precision in precisions) and (not families or family in families):
             selected.setdefault((family, case.precision), []).append(case)
+    if unknown:
+        raise SystemExit(f"no cases of {', '.join(sorted(unknown))}")
     for (family, precision), members in selected.items():
         worst = 0.0
         for case in members:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.kernels import check
 from benchmarks.kernels.race_check import overtaken
 from stratafl.engine import kernels
 from tests.engine.pairs import CLOSE, compare
@@ -50,6 +51,11 @@ def test_kernels_agree_with_float64(families: list[str]) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all within their limits" in done.stdout
+
+
+def test_a_family_without_cases_is_an_error() -> None:
+    with pytest.raises(SystemExit, match="no cases of sillu"):
+        check.run("cpu", small=True, only=["sillu"])
 
 
 def test_triton_needs_a_gpu_or_its_interpreter() -> None:
