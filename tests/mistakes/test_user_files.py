@@ -10,6 +10,7 @@ import pytest
 
 from stratafl.base.files import read_json
 from stratafl.config.schema import Config
+from stratafl.rules import registry
 from stratafl.runs.sweep.worker import Answers, work
 from tests.commands import command
 
@@ -66,6 +67,12 @@ FILES: dict[str, tuple[dict[str, str], dict[str, str], list[str]]] = {
         "error: model = 'Net': cannot take data inputs of shape (1, 8, 8): ValueError: no more",
         "  {here}/net.py, line 13, in forward", '    raise ValueError("no more")']),
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def forgotten_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the rules that a test registers, which others would find."""
+    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
 
 
 def told_by(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, list[str]]:
