@@ -130,7 +130,7 @@ def test_with_full_batches_a_pass_is_a_step() -> None:
 @pytest.mark.parametrize("participation", [None, [1.0, 0.7]], ids=["all", "some"])
 def test_every_engine_gives_the_loop_s_result(rules: Any, chain: dict[str, Any], participation: Any) -> None:
     settings = {"rules": rules, "leaf": leaf(0.05, epochs=2, **chain), "periods": [2], "participation": participation}
-    for options in ({"chunk_size": 2}, {"chunk_size": None}, {"chunk_size": 3, "methods": ("vmap",)}):
+    for options in ({"chunk_size": 2}, {"chunk_size": None}, {"chunk_size": 3, "name": "vmap"}):
         loop, other = pairs.federation(**settings), pairs.stacked(pairs.federation(**settings), **options)
         loop.run(), other.run()
         assert other.engine.name != "loop"

@@ -102,7 +102,7 @@ def test_every_engine_gives_the_loop_s_result(chain: str, rules: str) -> None:
         update = leaf(0.05, optimiser_state=state, **options)
         settings = {"rules": RULES[rules], "leaf": update, "participation": [1.0, 0.6], "rounds": 2}
         assert pairs.compare(**settings) < 1e-9
-        vmapped = pairs.stacked(pairs.federation(**settings), chunk_size=3, methods=("vmap",))
+        vmapped = pairs.stacked(pairs.federation(**settings), chunk_size=3, name="vmap")
         assert vmapped.engine.name == "vmap"
         expected, actual = pairs.federation(**settings).run(), vmapped.run()
         assert max(float((a - b).abs().max()) for a, b in zip(expected.models, actual.models, strict=True)) < 1e-9
