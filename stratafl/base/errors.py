@@ -167,7 +167,7 @@ The first two concern host memory.
 """
 
 
-def is_no_room(problem: BaseException) -> bool:
+def is_out_of_memory(problem: BaseException) -> bool:
     """Whether an exception reports that memory ran out, on the host or a GPU.
 
     It is recognised by name, because torch is not imported for it.
@@ -180,10 +180,10 @@ def is_no_room(problem: BaseException) -> bool:
 def reraise_out_of_memory(problem: BaseException) -> None:
     """Raise an out-of-memory error again.
 
-    Code that catches every exception to try something else calls this first: running out of memory
-    is no answer to its question.
+    Code that catches every exception to try something else calls this first, because running out of
+    memory does not mean that the first way is impossible.
     """
-    if is_no_room(problem):
+    if is_out_of_memory(problem):
         raise problem
 
 

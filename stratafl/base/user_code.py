@@ -19,7 +19,7 @@ from stratafl.base.errors import (
     UserCodeError,
     convert_errors,
     describe_exception,
-    is_no_room,
+    is_out_of_memory,
     unknown_name,
 )
 from stratafl.base.signals import Interrupted
@@ -85,7 +85,7 @@ def attribute_errors(owners: Callable[[], FunctionNames] = dict, when: str = "")
     except (Exception, SystemExit) as problem:
         names = owners()
         frames = user_frames(problem, {code.co_filename for code in names})
-        if not frames or is_no_room(problem):
+        if not frames or is_out_of_memory(problem):
             raise
         who = next(_names_on_traceback(problem, names), f"{frames[0].function} of {os.path.basename(frames[0].file)}")
         message = f"{who} raised {describe_exception(problem)}{when}"

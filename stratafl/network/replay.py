@@ -86,10 +86,11 @@ class LevelTraffic:
 
 @dataclass(frozen=True, eq=False)
 class RoundBlock:
-    """Consecutive rounds of a run, each with a row; or equal rounds, with one row for all."""
+    """Consecutive rounds of a run, with one row of every array for each; or equal rounds, with one
+    row for all."""
 
     first: int
-    """Counted from 0."""
+    """Number of the first round, counted from 0."""
     rounds: int
     stages: tuple[Stage, ...]
     traffic: tuple[LevelTraffic, ...]

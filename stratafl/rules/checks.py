@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, describe_exception, is_no_room
+from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, describe_exception, is_out_of_memory
 from stratafl.base.signals import Interrupted
 from stratafl.base.tracebacks import PACKAGE, UserFrame, code_object, definition_frame, user_frames
 from stratafl.core.channel import BUFFERS, MODEL
@@ -48,7 +48,7 @@ class UserFunction:
         except (InvalidInput, MissingExtra, Interrupted):
             raise
         except (Exception, SystemExit) as problem:
-            if is_no_room(problem):
+            if is_out_of_memory(problem):
                 raise
             named = zip(SIGNATURES[self.name], arguments, strict=True)
             described = ", ".join(f"{name} {describe_value(argument)}" for name, argument in named)

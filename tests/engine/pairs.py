@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from stratafl import simulate
-from stratafl.engine.factory import make_engine
+from stratafl.engine.factory import EngineName, make_engine
 from stratafl.simulation.simulation import Simulation
 
 SHAPES = {1: 4, 2: [2, 3], 3: [[2, 1], [1, 2]]}
@@ -32,9 +32,10 @@ def federation(rules="mtgc", depth: int = 2, model=perceptron, shape: tuple[int,
     return simulate(model, (inputs, targets), parts, SHAPES[depth], rules, **settings)
 
 
-def stacked(sim: Simulation, **options) -> Simulation:
-    """The same run on the stacked engine, or on the loop where that cannot train the module."""
-    sim.engine = make_engine("stacked", sim.engine.training, **options)
+def stacked(sim: Simulation, name: EngineName = "stacked", **options) -> Simulation:
+    """The same run on an engine for stacked clients, or on the loop where that cannot train the
+    module."""
+    sim.engine = make_engine(name, sim.engine.training, **options)
     return sim
 
 

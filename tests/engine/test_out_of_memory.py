@@ -152,7 +152,9 @@ def test_a_loss_is_still_mapped_after_out_of_memory() -> None:
 
 def test_other_errors_are_not_out_of_memory() -> None:
     for problem in (RuntimeError("shapes cannot be multiplied"), ValueError(HOST), KeyError("x")):
-        assert not errors.is_no_room(problem)
+        assert not errors.is_out_of_memory(problem)
         errors.reraise_out_of_memory(problem)
-    assert all(map(errors.is_no_room, KINDS))
-    assert errors.is_no_room(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
+    assert all(map(errors.is_out_of_memory, KINDS))
+    assert errors.is_out_of_memory(
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+    )
