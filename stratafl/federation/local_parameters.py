@@ -40,7 +40,7 @@ Local = Callable[[Tensor, Tensor, Edge], Tensor]
 
 
 class SharedLocalSplit(NamedTuple):
-    """Indices of the parameters (or buffer values) that are shared, and of those that stay local."""
+    """Indices of the parameters or buffer values that are shared, and of the local ones."""
 
     shared_S: Tensor
     local_K: Tensor
