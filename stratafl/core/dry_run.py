@@ -59,7 +59,7 @@ def result_tensors(result: Any) -> list[Tensor]:
 
 
 def _argument_tensors(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors in a function's arguments except `Edge.merged`, each with its name for errors."""
+    """The tensors in a function's arguments, each with its name for errors."""
     for name, value in arguments.items():
         if isinstance(value, Tensor):
             yield name, value
