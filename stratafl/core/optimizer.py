@@ -42,7 +42,7 @@ class SGD:
     nesterov: bool = False
 
     def __post_init__(self) -> None:
-        check_number("leaf.momentum", self.momentum, at_least=0, below=1)
+        check_number("leaf.optimiser.momentum", self.momentum, at_least=0, below=1)
         if not isinstance(self.nesterov, bool):
             raise InvalidInput("leaf.optimiser.nesterov", self.nesterov, "must be true or false")
         if self.nesterov and not self.momentum:

@@ -512,7 +512,7 @@ class GradientRestart:
 
     states: dict[int, Rows]
     sent: dict[int, np.ndarray]
-    """Nodes that sent a gradient to their parent."""
+    """Nodes that sent a gradient to their parent, rejected ones included."""
 
 
 def restart_from_gradients(
@@ -532,16 +532,17 @@ def restart_from_gradients(
     """
     restart = GradientRestart(states={}, sent={})
     (size_N,) = row_max_abs(gradient_NP)
-    sent_N = active_N & np.isfinite(size_N)
+    accepted_N = active_N & np.isfinite(size_N)
     ratio = edges[tree.depth].limits.ratio
-    sent_N &= ~size_outliers(tree, tree.depth, gradient_NP, size_N, None, sent_N, ratio)
+    accepted_N &= ~size_outliers(tree, tree.depth, gradient_NP, size_N, None, accepted_N, ratio)
+    restart.sent[tree.depth] = active_N
     for level in range(tree.depth, levels[0] - 1, -1):
-        weight_M = tree.present_weight(level, sent_N)
-        mean_MP = tree.mean(level, gradient_NP, sent_N, weight_M)
+        restart.sent.setdefault(level, accepted_N)
+        weight_M = tree.present_weight(level, accepted_N)
+        mean_MP = tree.mean(level, gradient_NP, accepted_N, weight_M)
         from_gradient = edges[level].rule.from_gradient
         if from_gradient:
             state = from_gradient(states[level], gradient_NP, tree.to_children(level, mean_MP))
-            restart.states[level] = where_tables(sent_N, state, states[level])
-        restart.sent[level] = sent_N
-        gradient_NP, sent_N = mean_MP, weight_M > 0
+            restart.states[level] = where_tables(accepted_N, state, states[level])
+        gradient_NP, accepted_N = mean_MP, weight_M > 0
     return restart

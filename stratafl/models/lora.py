@@ -70,7 +70,7 @@ def adapters(
     module.requires_grad_(False)
     wrapped = {id(layers[name]): LowRank(layers[name], rank, alpha) for name in chosen}
     for parent in list(module.modules()):
-        for name, part in parent.named_children():
+        for name, part in _all_children(parent):
             if id(part) in wrapped and not isinstance(parent, LowRank):
                 setattr(parent, name, wrapped[id(part)])
                 _keep_to_forward(parent)
@@ -90,10 +90,16 @@ def merged(module: nn.Module) -> nn.Module:
     merged_module = copy.deepcopy(module)
     plain: dict[int, nn.Module] = {}
     for parent in list(merged_module.modules()):
-        for name, part in parent.named_children():
+        for name, part in _all_children(parent):
             if isinstance(part, LowRank):
                 setattr(parent, name, plain.setdefault(id(part), part.merged()))
     return merged_module
+
+
+def _all_children(parent: nn.Module) -> list[tuple[str, nn.Module | None]]:
+    """Submodules by name, also those that the parent has under an earlier name, which
+    `named_children` leaves out."""
+    return list(parent._modules.items())
 
 
 def _keep_to_forward(parent: nn.Module) -> None:

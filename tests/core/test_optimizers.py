@@ -208,7 +208,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"optimiser": {"name": "adam", "eps": 0}}, "leaf.optimiser.eps", "above 0"),
     ({"optimiser": {"name": "adamw", "weight_decay": -1}}, "leaf.optimiser.weight_decay", "at least 0"),
     ({"optimiser": {"name": "sgd", "nesterov": True}}, "leaf.optimiser.nesterov", "momentum"),
-    ({"optimiser": {"name": "sgd", "momentum": 1}}, "leaf.momentum", "below 1"),
+    ({"optimiser": {"name": "sgd", "momentum": 1}}, "leaf.optimiser.momentum", "below 1"),
     ({"optimiser": "adam", "momentum": 0.5}, "leaf.momentum", "optimiser's own"),
     ({"optimiser": "adamw", "weight_decay": 0.1}, "leaf.weight_decay", "decay of its own"),
     ({"optimiser": Adam}, "leaf.optimiser", "a value with the functions init and step"),

@@ -70,6 +70,17 @@ def test_a_restart_from_gradients_adds_one_exchange() -> None:
     check(result, clients, groups)
 
 
+def test_rejected_gradients_were_sent() -> None:
+    """They are counted as rejected updates are."""
+    simulation = LeastSquares(SHAPE).simulation({"name": "mtgc", "restart": "gradient"})
+    federation, sent = simulation.federation, simulation.traffic.communication.up
+    federation.begin_round()
+    gradient_NP = torch.ones(CLIENTS, 3, dtype=torch.float64)
+    gradient_NP[0] = torch.nan
+    federation.restart_from_gradients(gradient_NP)
+    assert sent.messages[2].tolist() == [1] * CLIENTS
+
+
 def test_kept_corrections_need_the_group_s_model_at_every_sync() -> None:
     result = run({"name": "mtgc", "restart": "keep"})
     # E group models to correct with and the model from above to start from

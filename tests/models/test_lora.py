@@ -106,6 +106,16 @@ def test_shared_layer_gets_one_adapter() -> None:
     assert type(plain.blocks[0]["q_proj"]) is nn.Linear and plain.blocks[0]["q_proj"] is plain.blocks[1]["q_proj"]
 
 
+def test_both_names_of_a_layer_get_its_adapter() -> None:
+    """One parent has the layer twice, where `named_children` gives it once."""
+    net = nn.Module()
+    net.first = net.second = nn.Linear(3, 3)
+    adapted = adapters(net, ["first"])
+    assert adapted.first is adapted.second and type(adapted.first) is LowRank
+    plain = merged(adapted)
+    assert plain.first is plain.second and type(plain.first) is nn.Linear
+
+
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 def test_transformer_encoder_uses_adapters_in_evaluation() -> None:
     """PyTorch's fast path would read the weights of the layers and ignore the adapters."""
