@@ -342,7 +342,7 @@ class NodeSamples:
     owner_S: np.ndarray | None
     leaves_N: np.ndarray  # leaves below each child
     owners_N: np.ndarray  # how many owners each child has to hold, for `natural`
-    least: int  # samples an owner must have, for `natural`
+    least: int  # fewest samples an owner may have, for `natural`
     sizes: Callable[[int, np.random.Generator], np.ndarray] | None  # None: as the method makes them
 
 

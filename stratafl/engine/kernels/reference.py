@@ -246,7 +246,7 @@ def lstm(x_CBTE: Tensor, layers: list[tuple[Tensor, Tensor, Tensor, Tensor]], pr
 
 
 def cross_entropy(logits_CBK: Tensor, labels_CB: Tensor, mask_CB: Tensor) -> Tensor:
-    """Mean cross-entropy of each client's samples that its mask keeps, (C).
+    """Mean cross-entropy of each client's samples that its mask keeps, (C); NaN if it keeps none.
 
     Labels may have more axes; the logits then have the same axes after K.
     """
