@@ -111,7 +111,8 @@ def linear(
 ) -> Tensor:
     """x @ w^T + b of each client, then ReLU if `relu`: (C, B, O).
 
-    The incoming gradient is `loss_scale` times too large; parameter gradients are divided by it.
+    The incoming gradient is `loss_scale` times too large; the parameters' gradients in the buffers
+    are divided by it.
     """
     x_CBI, w = cast_operand(x_CBI, precision), cast_operand(w_COI, precision)
     b = None if b_CO is None else cast_operand(b_CO, precision)

@@ -55,7 +55,7 @@ ELSEWHERE = ("tree", "model", "data", "partition", "rules", "leaf", "ranks", "ne
 def as_config(
     simulation: Simulation, problem: Problem, method: Method, evaluation: Evaluation, execution: Execution
 ) -> Table:
-    """What a run was set up from, in tables."""
+    """Tables that describe what a run was set up from."""
     tables: dict[str, Table] = {
         "tree": {"shape": str(simulation.federation.tree.whole)},
         "data": named(problem.data),
