@@ -57,7 +57,7 @@ class IndexedRows(NamedTuple):
         return self._replace(rows_MP=self.rows_MP[:, columns])
 
     def dense(self) -> Tensor:
-        """One row per node."""
+        """Matrix with one row per node, without a copy if every node has its own."""
         return self.rows_MP if self.index_N is None else self.take(range(len(self.index_N)))
 
     def copy_into(self, out_CP: Tensor, nodes: Sequence[int]) -> None:

@@ -1,6 +1,6 @@
-"""From the groups of arguments to a run, in steps with a value between them.
+"""Set-up of a run from its groups of arguments, in steps, each of which returns a value.
 
-checked     every argument alone, as what the run works with (see `checked`)
+checked     every argument, checked by itself (see `checked`)
 placed      model and data on their device, tried together on a few samples
 sharded     the part of the tree that is this rank's: its federation, and what its leaves train
 set_up      with the engine that trains them, the run
@@ -150,7 +150,7 @@ def _own_pairs(given: Checked, test: Pair | None, dtype: torch.dtype) -> ClientT
 
 
 def held(samples: SampleSource, device: torch.device, dtype: torch.dtype) -> Pair:
-    """All inputs and targets on a device, real numbers in the model's own type."""
+    """Inputs and targets of all samples on a device, real numbers in the model's own type."""
     samples = samples.to(device, dtype)
     return samples.head(len(samples.targets_N)), samples.targets_N
 
@@ -160,7 +160,7 @@ def held(samples: SampleSource, device: torch.device, dtype: torch.dtype) -> Pai
 
 @dataclass(frozen=True, eq=False)
 class Sharded:
-    """This rank's part of the tree."""
+    """Part of the tree on this rank."""
 
     federation: Federation
     home: LocalParameters

@@ -109,7 +109,7 @@ class Saving(NamedTuple):
         return format.slug(self.path.name)
 
     def say(self, text: str) -> None:
-        """One line on the error stream, of the first rank."""
+        """Print a line on the error stream, on the first rank only."""
         if self.simulation.ranks.is_first:
             print(escape_control(f"{self.name}: {text}"), file=sys.stderr, flush=True)
 

@@ -39,7 +39,7 @@ NO_TIME = "no time was left to begin it"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one run."""
+    """Outcome of one run of a sweep."""
 
     name: str
     status: str
@@ -100,7 +100,7 @@ class Worker:
             self.tasks.write(line.encode())
 
     def answers(self) -> Iterator[dict[str, Any]] | None:
-        """What it said since the last time; None when it will say no more."""
+        """Answers since the last call; None if the worker has ended."""
         said = os.read(self.said.fileno(), 1 << 16)
         self.heard += said
         *lines, rest = self.heard.split(b"\n")
@@ -180,7 +180,7 @@ def run_all(
 
 
 def default_workers(configs: Mapping[str, Config]) -> int:
-    """One for each GPU where runs use them, otherwise one for each core."""
+    """Number of workers: one per GPU if runs use GPUs, otherwise one per core."""
     if any(config.run.device.startswith("cuda") for config in configs.values()):
         return max(torch.cuda.device_count(), 1)
     return usable_cores()
