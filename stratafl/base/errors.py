@@ -93,7 +93,7 @@ class MissingExtra(ImportError):
     """A feature needs a package that is not installed."""
 
     def __init__(self, feature: str, package: str, extra: str | None = None):
-        """`extra` is empty for a package that every installation has."""
+        """`extra` is None for a package that every installation has."""
         package_name = package if extra is None else f"'stratafl[{extra}]'"
         super().__init__(f"{feature} needs the package {package}: pip install {package_name}")
 

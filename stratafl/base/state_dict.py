@@ -13,7 +13,7 @@ from stratafl.base.errors import InvalidInput
 BY_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 MOST_ROWS = 1 << 32
 AT_ONCE = 1 << 26
-"""Rows that are compared in one operation."""
+"""Approximate number of values that are compared in one operation."""
 
 
 def to_json_and_tensors(state: Any) -> tuple[Any, dict[str, Tensor]]:
@@ -85,8 +85,7 @@ def _repeat_count(rows_NP: Tensor) -> int:
 StateDict = dict[str, Any]
 
 LARGEST = 1 << 53
-"""Integer types, such as counts of rounds and bytes; loaded values are converted to Python's int.
-"""
+"""Largest magnitude of an integer that is loaded; counts of rounds and bytes stay far below it."""
 
 
 def load_like(like: Any, saved: Any, where: str, _copies: dict[int, Tensor] | None = None) -> Any:

@@ -35,7 +35,7 @@ Reducer = Callable[[Tensor, Tensor], Tensor]
 
 ROOT = "root"
 ALL = 1 - 1e-9
-"""A sum of sibling weights above this is 1 up to rounding: all siblings are present."""
+"""A sum of sibling weights above this is 1 up to rounding: no sibling is missing."""
 
 LEAF = object()
 MOST_NODES, MOST_LEVELS = 10_000_000, 100
@@ -49,8 +49,8 @@ class Tree:
     """Immutable tree whose leaves, the clients, all have the same depth.
 
     `parents[m]` gives each node of level m its parent's number on level m - 1 (entry 0 is empty);
-    `weights[m]` sums to one over each set of siblings; `names[m]` are paths, unique within the
-    tree.
+    `weights[m]` sums to one over all siblings, of which a part of a tree may lack some; `names[m]`
+    are paths, unique within the tree.
     """
 
     parents: tuple[np.ndarray, ...]
@@ -178,7 +178,7 @@ class Tree:
             if nested and len(levels) != self.depth:
                 raise InvalidInput("weights", levels, f"needs one list per level, {self.depth} of them")
             per_level = [np.ones(1), *arrays] if nested else self._subtree_sums(arrays[0])
-        # the leaves first: sums of what the user gave would say less
+        # the leaves first, so that an error shows the user's own numbers instead of sums of them
         for level, values in reversed(list(enumerate(per_level))):
             if values.shape != (self.sizes[level],):
                 raise InvalidInput("weights", values, f"level {level} has {self.sizes[level]} nodes")
@@ -259,7 +259,7 @@ class Tree:
 
     @cached_property
     def _all_siblings_present(self) -> list[bool]:
-        """Whether all siblings of each level are present, so that their weights add up to 1."""
+        """Whether the tree holds all siblings of each level, so that their weights add up to 1."""
         sums = [np.ones(1), *(np.bincount(self.parents[m], self.weights[m]) for m in range(1, self.depth + 1))]
         return [bool((sum_M > ALL).all()) for sum_M in sums]
 
@@ -271,7 +271,7 @@ class Tree:
     def reduce(self, level: int, rows_NP: Tensor, present_N: np.ndarray, reducer: Reducer) -> Tensor:
         """Apply a reducer to each parent's present children; zero for a parent without any."""
         reduced_MP = rows_NP.new_zeros(self.sizes[level - 1], rows_NP.shape[1])
-        # a reducer of raw messages sees one parent's children at a time
+        # a reducer gets one parent's children at a time
         for parent in np.unique(self.parents[level][present_N]):
             children = np.flatnonzero(present_N & (self.parents[level] == parent))
             reduced_MP[parent] = reduced(reducer, rows_NP[children], self.weights[level][children])
@@ -320,8 +320,8 @@ def sibling_median(
     ordered = value[np.lexsort((value, parent))]
     count = np.bincount(parent)
     end = np.cumsum(count)
-    # the middle of all but one is the middle of all, or the next one where that one lies at or
-    # below it
+    # without a node's own value, the middle is this entry of the sorted values, or the next one
+    # where the own value is not above this entry
     middle = (end - count + (np.maximum(count - 2, 0) + upper) // 2)[parent]
     at, beyond = ordered[middle], ordered[np.minimum(middle + 1, len(ordered) - 1)]
     medians_N[present] = np.where(count[parent] > 1, np.where(value <= at, beyond, at), 0.0)

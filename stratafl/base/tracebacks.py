@@ -15,7 +15,8 @@ from types import CodeType
 from typing import NamedTuple
 
 MOST = 8
-"""Most frames that are shown, the outermost and the innermost, as for an endless recursion."""
+"""Maximum number of frames that are shown; of more, as in an endless recursion, the outermost and
+the innermost ones."""
 PACKAGE = Path(__file__).resolve().parents[1]
 PLUGINS: list[str] = []
 """Folders of packages that add commands to this one."""
@@ -24,7 +25,7 @@ INSTALLED = ("site-packages", "dist-packages")
 TYPED = ("<stdin>", "<string>", "<ipython")
 """Beginnings of the file names of code that was typed in, and so is in no file."""
 COMPILED = (".pyx", ".pxd", ".pxi")
-"""Beginnings of file names in compiled code of libraries, whose folders do not exist here."""
+"""Endings of the file names of libraries' compiled code, whose folders do not exist here."""
 
 
 class UserFrame(NamedTuple):
@@ -43,7 +44,8 @@ class UserFrame(NamedTuple):
 
 
 def user_frames(problem: BaseException, also: Collection[str] = ()) -> tuple[UserFrame, ...]:
-    """User frames of an exception, outermost first; if it has none, those of its cause.
+    """User frames of an exception, outermost first; if it has none, those of its cause or
+    context.
 
     Files in `also` count as the user's.
     """
@@ -86,7 +88,7 @@ def add_plugin(folder: str) -> None:
 def is_user_file(file: str, function: str = "") -> bool:
     """Whether a file name belongs to a user's file or to code that was typed in."""
     if file.startswith("<"):
-        # what a dataclass makes is a text, too
+        # the methods that dataclasses generate come from <string>, too
         return file.startswith(TYPED) and not function.startswith("__")
     if file.endswith(COMPILED):
         return False

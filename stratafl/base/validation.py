@@ -22,7 +22,7 @@ def plain(value: Any) -> Any:
 
 
 def check_choice(field: str, name: object, choices: Iterable[Known]) -> Known:
-    """Return `value` if it is a known name, as the type of these, or raise `InvalidInput`."""
+    """Return `name` if it is one of these choices, with their type, or raise `InvalidInput`."""
     for choice in choices:
         if isinstance(name, str) and name == choice:
             return choice
@@ -66,7 +66,8 @@ def check_number(
     at_most: float | None = None,
     kind: str = "finite",
 ) -> float:
-    """Return `value` if it is a finite number within the bounds, or raise `InvalidInput`."""
+    """Return `value` as a float if it is a finite number within the bounds, or raise
+    `InvalidInput`."""
     result = math.nan
     if isinstance(value, Real) and not isinstance(value, bool):
         with suppress(OverflowError):

@@ -129,8 +129,9 @@ class Leaf:
         """Whether a model's displacement differs from the learning rate times the sum of its
         directions, or clients differ in their numbers of steps.
 
-        True for all optimizers but SGD with a reset state, and for passes over clients' data. Rules
-        that derive gradients from displacements then need the SGD path.
+        False only for SGD that keeps no velocity when it gets a new model, in runs that count steps
+        rather than passes over clients' data. Where it is True, rules that derive gradients from
+        displacements need the SGD path.
         """
         sgd = self.optimiser if type(self.optimiser) is SGD else None
         return sgd is None or (self.keeps_optimizer_state and sgd.momentum > 0) or self.epochs is not None

@@ -61,7 +61,8 @@ class FlatModule:
         )
         self._working: _ModuleOnRow | None = None
         self.written: set[str] = set()
-        """Memory that the last call wrote to, "weights" or "buffers", even if no value changed."""
+        """What the last call wrote to, even if no value changed: "weights", if it replaced their
+        memory, and "buffers"."""
         self.source_module = weakref.ref(module)
         """The user's module, as long as it exists."""
 
@@ -241,8 +242,8 @@ class _ModuleOnRow:
             part._buffers[attribute] = self._copies[name]
 
     def store(self, x_P: Tensor, b_B: Tensor, integers: Mapping[str, Tensor] | None) -> set[str]:
-        """Copy values that the module replaced or changed into the rows and `integers`; returns the
-        memory that was written to, "weights" or "buffers"."""
+        """Copy values that the module replaced or changed into the rows and `integers`; returns
+        "weights" if their memory was replaced, and "buffers" if they were written to."""
         written = set()
         if self._addresses != [parameter.data_ptr() for parameter in self._parameters]:
             written.add("weights")

@@ -1,4 +1,4 @@
-"""Optimizers over rows of parameters, one row per node, and learning-rate schedules."""
+"""Optimizers over rows of parameters, one row per client, and learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class SGD:
         return {"velocity": velocity}, lr * (direction + self.momentum * velocity if self.nesterov else velocity)
 
     def reach(self, steps: int) -> float:
-        """Displacement after these steps from velocity 0, if the learning rate and every direction
-        are 1."""
+        """Displacement after so many steps, if the learning rate and every direction are 1, and the
+        velocity is 0 at first."""
         m, lookahead = self.momentum, int(self.nesterov)
         if m == 0:
             return steps
@@ -68,7 +68,7 @@ class SGD:
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam with bias correction (Kingma and Ba, 2015). Clipping and weight decay come before it."""
+    """Adam with bias correction (Kingma and Ba, 2015), after clipping and coupled weight decay."""
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8

@@ -31,7 +31,7 @@ class IndexedRows(NamedTuple):
     index_N: np.ndarray | None = None
     """None if every node has its own row."""
     device_index_N: Tensor | None = None
-    """`index_N` on the rows' device, if it was copied there before."""
+    """`index_N` on the rows' device, if it has been copied there."""
     drift_kernel: DriftKernel | None = None
     """Kernel for float32 rows on a GPU, if there is one."""
 
@@ -45,7 +45,10 @@ class IndexedRows(NamedTuple):
         return self.rows_MP[row : row + 1]
 
     def take(self, nodes: Sequence[int]) -> Tensor:
-        """The rows of these nodes; a view if they are consecutive."""
+        """The rows of these nodes; a view if they lie one after another in `rows_MP`.
+
+        With a `device_index_N`, the rows of all nodes are always a copy.
+        """
         selector = self._selector(nodes)
         return self.rows_MP[selector] if isinstance(selector, slice) else self.rows_MP.index_select(0, selector)
 
@@ -54,7 +57,7 @@ class IndexedRows(NamedTuple):
         return self._replace(rows_MP=self.rows_MP[:, columns])
 
     def dense(self) -> Tensor:
-        """One row per node."""
+        """Matrix with one row per node, without a copy if every node has its own."""
         return self.rows_MP if self.index_N is None else self.take(range(len(self.index_N)))
 
     def copy_into(self, out_CP: Tensor, nodes: Sequence[int]) -> None:
@@ -86,8 +89,8 @@ class IndexedRows(NamedTuple):
 
 
 def column_blocks(rows_NP: Tensor, shared_MP: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Split two matrices into blocks of the same columns, so that their difference can be computed
-    with little memory."""
+    """Split two matrices into blocks of the same columns, so that differences of their rows can be
+    computed with little memory."""
     columns = max(1, BLOCK // len(rows_NP))
     return zip(rows_NP.split(columns, dim=1), shared_MP.split(columns, dim=1), strict=True)
 
@@ -100,7 +103,8 @@ def where_rows(mask_N: np.ndarray, new_NP: Tensor, old_NP: Tensor) -> Tensor:
 
 
 def where_tables(mask_N: np.ndarray, new: Rows, old: Rows) -> Rows:
-    """The new rows for the nodes in the mask, the old ones for the others, table by table."""
+    """The new rows for the nodes in the mask, the old ones for the others, matrix by matrix of
+    `new`."""
     return {name: where_rows(mask_N, rows, old[name]) for name, rows in new.items()}
 
 

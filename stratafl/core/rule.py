@@ -54,7 +54,7 @@ class LazyRows(Protocol):
     if a rule needs that."""
 
     def dense(self) -> Tensor:
-        """One row per child."""
+        """Matrix with one row per child."""
         ...
 
     def drift(self, x: Tensor, rate: Tensor, plus: Tensor | None = None) -> Tensor:

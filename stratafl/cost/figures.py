@@ -32,8 +32,8 @@ SHOWN_SIBLINGS: dict[int, tuple[tuple[float, str], ...]] = {
     3: ((0.0, "fastest"), (0.5, "median"), (1.0, "slowest")),
     1: ((1.0, "slowest"),),
 }
-"""Siblings of a large group that have a row, by their number: quantile of the waiting time, and
-name."""
+"""Siblings of a large group that have a row, by their number: place in the order from the longest
+wait (0) to the shortest (1), and name."""
 
 
 class GroupOnNetwork(NamedTuple):

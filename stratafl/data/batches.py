@@ -22,8 +22,9 @@ def batch_indices(
     """Positions in a client's list of samples for `steps` steps, from step `first` on.
 
     `"epochs"`: each epoch is a new shuffle without replacement; its last batch has the remaining
-    samples. `"replacement"`: each sample is drawn independently. A client with fewer samples than a
-    batch uses all it has; `batch = None` means full batches in the stored order.
+    samples. `"replacement"`: each sample is drawn independently. Batches of a client with fewer
+    samples than `batch` have as many as it has; `batch = None` means all samples in the stored
+    order.
     """
     if batch is None:
         return [torch.arange(size)] * steps

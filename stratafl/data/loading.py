@@ -139,7 +139,7 @@ def load_dataset(
 def load_per_client(
     field: str, datasets: object, *, columns: object = None, lazy: bool = False, seed: int = 0
 ) -> FederatedData:
-    """Load one data set per client as one of all clients, with the samples of each."""
+    """Join the clients' data sets into one, with the samples of each client."""
     if not isinstance(datasets, Sequence) or isinstance(datasets, str | bytes) or not datasets:
         raise InvalidInput(field, type(datasets).__name__, "must be a list, one data set per client")
     fields = [f"{field}[{client}]" for client in range(len(datasets))]
@@ -244,7 +244,10 @@ class _ItemReader:
 
 
 def _read_items(field: str, sets: Sequence[_ItemReader], lazy: bool, seed: int) -> FederatedData:
-    """Read all items once; of lazy data only the targets are kept."""
+    """Read all items, the first one repeatedly, to see whether reading draws random numbers.
+
+    Of lazy data only the targets are kept.
+    """
     where = [(items, number) for items in sets for number in range(len(items))]
     kind = sets[0].kind
 
@@ -302,7 +305,7 @@ def _combine_samples(
     kinds = {tuple(tensors_of(inputs)) for inputs, _ in pairs}
     if len(kinds) > 1:
         raise InvalidInput(field, sorted(kinds), "its samples must have the same inputs")
-    # joined, whole numbers would become real ones, and a class number or a code no longer be one
+    # joined with real numbers, whole ones would become real, so no class numbers or codes any more
     for name in (*kinds.pop(), None):
         parts = {(target if name is None else tensors_of(inputs)[name]).dtype for inputs, target in pairs}
         if len({dtype.is_floating_point for dtype in parts}) > 1:

@@ -2,7 +2,8 @@
 
 Every rank gets a contiguous range of clients of about the same cost. A cut between two ranks that
 divides a group makes the synchronisations of this group reach across ranks. Among all assignments
-that are nearly as balanced as possible, the one with the fewest such synchronisations is chosen.
+that are nearly as balanced as possible, those with the fewest such synchronisations are chosen, and
+among these the best balanced one.
 
 Shape suffixes: N clients.
 """
@@ -18,12 +19,13 @@ from stratafl.base.topology import Tree
 from stratafl.data.batches import Sampling
 
 MAX_IMBALANCE = 1.1
-"""Largest cost of the busiest rank, relative to its minimum, that is accepted to keep groups
+"""The busiest rank may have this many times the least possible cost, if that keeps groups
 together."""
 STEP_COST = 8.0
-"""Approximate cost of a step that does not depend on its batch, in samples."""
+"""Approximate part of a step's cost that does not depend on its batch, in samples."""
 SEARCH_STEPS = 12
-"""Bisection steps in the search of the most balanced of the cheapest assignments."""
+"""Bisection steps in the search for the best balance among assignments with the fewest
+synchronisations across ranks."""
 
 
 def client_cost(samples: Sequence[int], batch: int | None, sampling: Sampling) -> np.ndarray:
@@ -41,7 +43,8 @@ def assign_clients(tree: Tree, work_N: np.ndarray, syncs_per_round: np.ndarray, 
 
     Returns the first client of each rank, and the number of clients at the end.
 
-    syncs_per_round: synchronisations of each edge level in a round, indexed by level.
+    syncs_per_round: synchronisations of each edge level in a round; entry m is of the edges between
+        levels m - 1 and m.
     """
     if ranks > tree.leaves:
         raise InvalidInput("ranks", ranks, f"the tree has {tree.leaves} clients; every rank needs one at least")
@@ -63,7 +66,7 @@ def assign_clients(tree: Tree, work_N: np.ndarray, syncs_per_round: np.ndarray, 
 def _cut_costs(tree: Tree, syncs_per_round: np.ndarray) -> np.ndarray:
     """Synchronisations in a round that reach across ranks if there is a cut before a client.
 
-    Those of the root are not counted: they always reach across ranks.
+    Those of the root are not counted: they reach across ranks wherever cuts are.
     """
     cost_N = np.zeros(tree.leaves)
     for level in range(1, tree.depth):
@@ -96,7 +99,7 @@ def _cheapest_cuts(ends: np.ndarray, cost_N: np.ndarray, ranks: int, limit: floa
     first j clients to the ranks so far.
     """
     clients = len(cost_N)
-    # first client that the last rank can begin with if its range ends before client j
+    # for each j, the first client that a rank can begin with if its range ends before client j
     earliest = np.searchsorted(ends, ends - limit, side="left")
     total = np.full(clients + 1, np.inf)
     total[0] = 0.0

@@ -95,7 +95,7 @@ class ChunkState(NamedTuple):
     """Stages of the client update, with the proximal terms that act behind its clip."""
     fused_chain: StandardChain | None
     """Settings of the fused optimizer step. None for stages other than the standard ones, rules
-    with local terms, and optimizers written by a user."""
+    with local terms that are not proximal, and optimizers written by a user."""
     proximal_strength: float = 0.0
     """Sum of the mu of all proximal terms mu (x - model). Their part mu x changes with every step,
     and -mu model is constant."""

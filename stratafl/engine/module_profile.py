@@ -69,7 +69,7 @@ class ModuleProfile:
     uses_autocast: bool = False
     """Whether it enters autocast, which a captured graph does not show."""
     is_repeatable: bool = True
-    """Whether two gradients from the same weights, batch and seed are equal."""
+    """Whether two gradients from the same weights, batch and seed agree to 0.1 %."""
     counter_increments: Mapping[str, Tensor] = field(default_factory=dict)
     """Increments of the integer buffers that grow by the same amount in every step, by name.
 
@@ -81,7 +81,7 @@ class ModuleProfile:
     has_max_pool: bool = False
     """Whether it max-pools images."""
     failure: str = ""
-    """Reason why no gradient could be computed, or "". The error itself appears in training."""
+    """Reason why no gradient could be computed, or "". Training then raises the error itself."""
 
     @property
     def has_small_outputs(self) -> bool:
@@ -113,6 +113,7 @@ def profile_module(training: ClientTraining) -> ModuleProfile:
             return _observe(training, index_B)
         except Exception as problem:
             reraise_out_of_memory(problem)
+            # is_random: it is not known, so the cautious answer
             return ModuleProfile(is_random=True, failure=describe_exception(problem))
 
 
@@ -139,6 +140,7 @@ def _observe(training: ClientTraining, index_B: Tensor) -> ModuleProfile:
     def gradient(x_P: Tensor, b_Z: Tensor, integers: dict[str, Tensor], **contexts: Any) -> Tensor:
         return flat.gradient(x_P, b_Z, inputs.clone(), targets.clone(), training.loss, integers, **contexts)
 
+    # operations are counted in the first gradient's forward pass alone
     forwards: tuple[AbstractContextManager[Any], ...] = counter, nullcontext()
     _, numpy_before, python_before = rng_states()
     for forward in forwards:
@@ -183,7 +185,7 @@ def _equal_increments(
 
 
 class AutocastObserver(TorchFunctionMode):
-    """Records whether functions are called under autocast, before it changes their arguments."""
+    """Records whether a function is called with autocast switched on or off within the module."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -230,8 +232,8 @@ class OpCounter(OpObserver):
 
 
 class RoundingObserver(OpObserver):
-    """Records the coarsest rounding error of all results, since a module may compute a part of
-    itself in another type."""
+    """Records the largest machine epsilon of the types of all results: a part of a module may
+    compute in a coarser type."""
 
     def __init__(self) -> None:
         super().__init__()

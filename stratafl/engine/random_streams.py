@@ -22,7 +22,7 @@ MANTISSA_BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.
 
 
 class ClientStream(NamedTuple):
-    """Random numbers of a step: for one client by integers, for several by tensors (C)."""
+    """Key of the random numbers of a step: integers for one client, tensors (C) for several."""
 
     seed: int
     client: int | Tensor
@@ -39,7 +39,8 @@ class ClientStream(NamedTuple):
         return len(self.client) if isinstance(self.client, Tensor) else 1
 
     def words(self, draw: int, count: int, device: torch.device) -> Tensor:
-        """64 random bits for each of `count` numbers: (C, count), or (count) for one client."""
+        """64 random bits for each of `count` values of the random operation with the number `draw`:
+        (C, count), or (count) for one client."""
         client, step = self.client, self.step
         if isinstance(client, Tensor):
             if client.device.type != device.type:
@@ -72,7 +73,7 @@ class RandomSource:
         return self.count - 1
 
     def words(self, shape: Sequence[int], device: torch.device) -> Tensor:
-        """64 random bits for each number."""
+        """64 random bits for each value of this shape; they are the next random operation's."""
         count = math.prod(shape) // self.stream.clients
         return self.stream.words(self.number(), count, device).view(tuple(shape))
 
@@ -236,14 +237,14 @@ def _native_dropout(source: RandomSource, func: Any, x: Tensor, p: float, train:
 
 
 def _randint(source: RandomSource, func: Any, *args: Any, **options: Any) -> Tensor:
-    """`randint(high, size)`, `randint(low, high, size)`, and the same of a tensor in front."""
+    """`randint(high, size)`, `randint(low, high, size)`, or `randint_like` with a tensor first."""
     like, bounds = (args[0], args[1:]) if isinstance(args[0], Tensor) else (args[-1], args[:-1])
     size, device, dtype = _result_like(like, torch.int64, options)
     return _integers(source, bounds, size, device).to(dtype)
 
 
 def _integers(source: RandomSource, bounds: Sequence[Any], size: Sequence[int], device: torch.device) -> Tensor:
-    """Integers from (low, high) or from zero to (high), without the upper bound."""
+    """Random integers from low up to below high; `bounds` are (low, high), or (high) from zero."""
     low, high = map(int, bounds if len(bounds) == 2 else (0, bounds[0]))
     words = source.words(size, device).bitwise_right_shift_(1).bitwise_and_((1 << 62) - 1)
     return words.remainder_(high - low).add_(low)

@@ -49,7 +49,8 @@ MAX_TOLERANCE = 5e-2
 """Largest relative error accepted where a module computes a part of itself in a coarse type."""
 
 MAX_NAMED_OPS = 3
-"""Operations called for one client after another up to which each is named to the user."""
+"""Operations mapped over the clients that the user's message lists without saying how many there
+are."""
 
 GradientMethodName = Literal["stacked", "vmap"]
 
@@ -71,7 +72,7 @@ class Trial(NamedTuple):
     def results(self, method: BatchedGradients, flat: FlatModule) -> tuple[Tensor, Tensor]:
         """Gradients by a method, and buffers afterwards, computed in the type of `flat`."""
         if isinstance(method, CompiledGradients):
-            method.fills_with_nan = True
+            method.fills_with_nan = True  # shows gradients that the method does not write
         # copies: a module or a loss may write to its arguments
         batch = _cast_batch(self.batch, flat.dtype)
         batch = batch._replace(inputs_CB=batch.inputs_CB.clone(), targets_CB=batch.targets_CB.clone())
@@ -117,7 +118,7 @@ def make_trials(task: GradientTask, is_random: bool) -> list[Trial]:
         exact = trials(FlatModule(copy_module(flat.module).double()), TOLERANCE[torch.float64])
     except Exception as problem:
         reraise_out_of_memory(problem)
-        return trials(flat, own_tolerance)  # a type is written into the module or the loss
+        return trials(flat, own_tolerance)  # the module or the loss works in one type only
     if kernels.backend_for(task.inputs.device, flat.dtype) is kernels.TORCH_BACKEND:
         return exact
     own_type = []
@@ -206,7 +207,7 @@ class Candidate(NamedTuple):
     name: GradientMethodName
     make: Callable[[GradientTask], BatchedGradients]
     reports_failure: bool = True
-    """Whether the user is told why it failed; another candidate of the same name does otherwise."""
+    """Whether the user is told why it failed: for one of the candidates with the same name."""
 
 
 class Selection(NamedTuple):
@@ -227,7 +228,7 @@ def select_for_training(
         return Selection(None, "loop: clients that make passes of their own read or augment one by one")
     with preserve_rng(samples.device):
         inputs, targets = training.batch(0, 0, training.clients.order[:PROBE_SAMPLES].to(samples.device))
-    # a label below zero is one to ignore, and labels that are read again may change
+    # a label below zero is one to ignore; labels that are read anew for each batch may change
     are_classes = not (labels.is_floating_point() or labels.is_complex())
     class_indices = samples.is_on_device and are_classes and int(labels.min()) >= 0
     task = GradientTask(training.flat, training.loss, inputs, targets, precision, class_indices)

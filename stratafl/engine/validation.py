@@ -61,7 +61,7 @@ class IndexRangeCheck(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _valid(self, indices: Tensor, size: int) -> Tensor:
-        """These indices, with 0 for those that are out of range."""
+        """Record indices that are out of range, and replace them by 0."""
         outside = (indices < 0) | (indices >= size)
         self.out_of_range.append(outside.any())
         self.table_sizes.append(size)

@@ -37,7 +37,7 @@ class GradientsExchanged:
     restarted_levels: Sequence[int]
     """Edge levels whose corrections are new."""
     sent: Mapping[int, np.ndarray]
-    """By edge level, the nodes that sent a gradient to their parent."""
+    """By edge level, the nodes whose gradient was averaged; rejected ones are not among them."""
     active: Sequence[np.ndarray]
     """By level, the nodes that take part."""
     model_bytes: int

@@ -112,7 +112,7 @@ class EdgeNodes:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Upload:
-    """Reports of children, and the states that the children have where these are accepted."""
+    """Reports of children, and the states that the children take if their report is accepted."""
 
     payload: Rows
     message: Rows
@@ -144,7 +144,11 @@ class ReceivedUpdates:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AggregatorState:
-    """Models and buffers of parents as their children got them, and the rule's memory."""
+    """Models and buffers of parents, and the rule's memory.
+
+    Before an aggregation, models and buffers are as the children decoded them; after it, they are
+    the new ones, which are not sent yet.
+    """
 
     model_MP: Tensor
     buffers_MB: Tensor
@@ -164,13 +168,13 @@ class AggregationResult:
     oversized_N: np.ndarray
     """Children whose updates were finite, but far too large."""
     weight_M: np.ndarray
-    """Weight of the updates that were aggregated, of a total of 1 for every parent."""
+    """Share of each parent's weight, from 0 to 1, that the aggregated updates have."""
     updated_M: np.ndarray
     """Parents that aggregated something, with a finite result."""
     lr_sum_M: np.ndarray
     """Mean of the children's sums of learning rates."""
     mean_MP: Tensor
-    """Mean of the children's models."""
+    """Mean of the aggregated children's models, or what the rule's `reduce` makes of them."""
     merged_MP: Tensor
     """The rule's new model, finite or not."""
 
@@ -216,7 +220,7 @@ def upload(
 ) -> Upload:
     """Make the reports of children with these models and buffers.
 
-    view: values that children and parents have in common.
+    view: values that children and parents have in common, for the functions of the rule.
     """
     state, message = edge.rule.up(state, model_NP, view)
     message = {**message, BUFFERS: buffers_NB}
@@ -249,8 +253,9 @@ def aggregate(
     tree, level, limits = nodes.tree, nodes.level, edge.limits
     reported_N = received.reported_N
     nonfinite_N = oversized_N = np.zeros_like(reported_N)
-    # a mean is finite only if all that went into it is, so that rows are looked at one by one only
-    # if it is not, unless they are to be compared with their siblings'
+    # A mean is finite only if all that went into it is, so rows are inspected one by one only if it
+    # is not. They always are for a reducer, such as a median, which may hide what is not finite,
+    # and for limits other than `ratio`.
     always_inspects = edge.rule.reduce is not None or limits.norm_ratio is not None or limits.checks_all_parts
     merged = None if always_inspects else _merge(edge, nodes, state, received.message, reported_N)
     if merged is None or tree.any_rank(level, merged.is_doubtful):
@@ -294,6 +299,7 @@ class _Aggregate:
 
     @property
     def is_doubtful(self) -> bool:
+        """Whether children's updates must be inspected one by one."""
         return not (self.finite_M | (self.weight_M == 0)).all() or bool(self.suspicious_N.any())
 
 
@@ -373,7 +379,7 @@ def _find_invalid(
     if limits.checks_all_parts and limits.ratio is not None:
         extras = {name: size_N for name, size_N in sizes.items() if name not in (MODEL, BUFFERS)}
         start_M, buffers_M = row_max_abs(start_MP, state.buffers_MB.nan_to_num(0.0, 0.0, 0.0))
-        # a variance among the buffers goes with the square of what the others go with
+        # buffers may hold variances, which grow with the square: so does their limit
         parts = [(sizes[BUFFERS], buffers_M, limits.ratio**2)]
         parts += [(size_N, start_M, limits.ratio) for size_N in extras.values()]
         for size_N, reference_M, ratio in parts:
@@ -383,10 +389,11 @@ def _find_invalid(
 
 
 def answers_reports(rule: Rule, is_overwritten: bool) -> bool:
-    """Whether parents send their new model to children that reported.
+    """Whether children that reported apply the rule's `down` to their parents' new model.
 
-    Also where a newer model is about to come from above and overwrites it (`is_overwritten`): some
-    rules learn from the result of their own synchronisation.
+    Where a newer model is about to come from above and overwrites it (`is_overwritten`), only a
+    rule without `relay` does, to learn from its own synchronisation. Children that do not still get
+    the model, unless it is overwritten.
     """
     return rule.down is not None and not (is_overwritten and rule.relay is not None)
 
@@ -415,13 +422,13 @@ def extras_of(broadcast: Rows) -> Rows:
 
 
 def apply_answer(rule: Rule, state: Rows, model_NP: Tensor, view: Edge) -> Rows:
-    """Children's states after their parents' new model, `view.merged`; `view.rate` is the siblings'
-    mean."""
+    """Children's states after their parents' new model, `view.merged`; `view.rate` is the mean
+    over the siblings."""
     return state if rule.down is None else rule.down(state, model_NP, view)
 
 
 def apply_from_above(rule: Rule, state: Rows, times: int = 1) -> Rows:
-    """Children's states after newer models came from above their parents."""
+    """Children's states after newer models came from above their parents, so many times."""
     if rule.relay is not None:
         for _ in range(times):
             state = rule.relay(state)
@@ -442,7 +449,8 @@ def rebase_late_updates(
 ) -> ReceivedUpdates:
     """Apply pending updates to the parents' present models, weighted by their age.
 
-    The sums of learning rates are weighted alike, since they say how far a parent's model is moved.
+    The sums of learning rates are weighted alike, since rules that measure gradients divide a
+    model's change by them.
 
     model_NP, syncs_N: the parents' models, and the number of synchronisations that they have held.
     """
@@ -466,8 +474,10 @@ def late_answer_view(
     current_NP: Tensor | None,
     syncs_N: np.ndarray,
 ) -> tuple[Edge, Tensor]:
-    """Values for `apply_answer` where late updates count, and the children's models: a child is
-    compared with the others whose updates were aggregated.
+    """The `Edge` and the children's models for `apply_answer` where late updates count.
+
+    The models are those that children would have, had they begun from `start_MP` under the current
+    corrections; the parents' new model is the mean of the accepted ones.
 
     start_MP, syncs_N: the parents' models before, and the number of synchronisations that they have
         held.
@@ -497,7 +507,7 @@ def reweigh(
     present weights."""
     assert rule.reweigh is not None
     moved = {name: tree.mean(level, rows) - previous_tree.mean(level, rows) for name, rows in state.items()}
-    # normalised weights add up to one before and after
+    # `gain` is 0: normalised weights add up to 1 before and after (see `core.rule`)
     memory, shift = rule.reweigh(parents.memory, moved, torch.zeros_like(parents.model[:, :1]))
     shifted = {name: rows - tree.to_children(level, shift[name]) for name, rows in state.items() if name in shift}
     return state | shifted, memory
@@ -528,7 +538,7 @@ def restart_from_gradients(
 
     states: by level.
     levels: edge levels whose rules ask for it; gradients travel from the clients up to the first.
-    gradient_NP: the clients' gradients, which are checked as their updates are.
+    gradient_NP: the clients' gradients; those not finite or far too large are left out.
     """
     restart = GradientRestart(states={}, sent={})
     (size_N,) = row_max_abs(gradient_NP)

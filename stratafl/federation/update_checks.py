@@ -27,15 +27,15 @@ DEFAULT_RATIO = 1e4
 """Largest accepted ratio of an update's size to its siblings' median; healthy updates stay far
 below it."""
 FREE_RATIO = 100.0
-"""Ratio of an update's size to the model it began from, or to 1, below which it is accepted
-whatever its siblings do: some may have next to nothing left to learn."""
+"""Ratio of an update's size to the larger of 1 and the model it began from, below which it is
+accepted whatever its siblings do: some may have next to nothing left to learn."""
 MIN_SIBLING_NORM = 0.025
 """Lower bound of the siblings' median norm, as a share of the norm of the model that children
-were given: siblings with little left to learn are no reference for the others. With a ratio of 8,
-an update of a fifth of the model is always accepted."""
+were given: siblings with little left to learn are no reference for the others. With a norm ratio
+of 8, an update whose norm is at most a fifth of the model's is always accepted."""
 NEGLIGIBLE = 1e-3
-"""Share of that norm below which the siblings' median is not used at all: they have nothing left
-to learn."""
+"""Share of the model's norm below which the siblings' median is not used at all: they have nothing
+left to learn."""
 
 
 class Rejection(NamedTuple):
@@ -104,9 +104,8 @@ def needs_inspection(max_abs_N: np.ndarray, ratio: float | None) -> np.ndarray:
     """Mask of the updates that may be too large or are not finite, by the largest magnitude of the
     models alone.
 
-    A rejected update is larger than the free ratio times the model it began from, and than the free
-    ratio times 1, so that the new model is larger than the free ratio less 1, too; half of it
-    leaves enough for rounding.
+    With r = min(ratio, FREE_RATIO), a rejected update is larger than r * max(start, 1), so the new
+    model is larger than r - 1; the bound r / 2 - 1 leaves room for rounding.
     """
     return ~(max_abs_N <= (np.finfo(np.float64).max if ratio is None else min(ratio, FREE_RATIO) / 2 - 1))
 
@@ -122,11 +121,11 @@ def exceeds_ratio(
 
 def is_oversized(update_N: np.ndarray, siblings_N: np.ndarray, start_N: np.ndarray, ratio: float) -> np.ndarray:
     """Mask of the updates larger than the ratio times the siblings' median, and than the free ratio
-    times the model they began from.
+    (or the ratio, if smaller) times the larger of 1 and the model they began from.
 
     All sizes are largest magnitudes of rows, which no rounding and no order of a sum can change.
-    Where siblings have nothing to learn, or there are none, the model that they were given, or 1,
-    takes the median's place.
+    Where siblings have nothing to learn, or there are none, the larger of 1 and the model takes the
+    median's place.
     """
     with np.errstate(over="ignore"):
         begun_N = np.maximum(start_N, 1.0)
@@ -185,14 +184,14 @@ def size_outliers(
 
 
 def zero_unchanged(rows_NB: Tensor, start_NB: Tensor) -> Tensor:
-    """Rows with zeros where they are as at the start, also where they are not finite: a mask that
-    nobody changes may hold -inf."""
+    """Rows with zeros for entries that are as at the start, finite or not: a mask that nobody
+    changes may hold -inf."""
     same_NB = (rows_NB == start_NB) | (rows_NB.isnan() & start_NB.isnan())
     return rows_NB.masked_fill(same_NB, 0.0)
 
 
 def keep_nonfinite(mean_NB: Tensor, start_NB: Tensor) -> Tensor:
-    """Mean, with the start's values where neither is finite: 0 times -inf is not a number."""
+    """Mean, with the start's values where neither is finite: -inf with a weight of 0 gives NaN."""
     return torch.where(mean_NB.isfinite() | start_NB.isfinite(), mean_NB, start_NB)
 
 

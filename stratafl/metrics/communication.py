@@ -100,7 +100,8 @@ class CommunicationMeter(Observer):
         self._outdated = [np.ones(size, dtype=bool) for size in tree.sizes]
         """By level, the nodes without their parent's present model."""
         self._corrections_due = [np.zeros(size, dtype=bool) for size in tree.sizes]
-        """By level, the nodes without the present corrections from above."""
+        """By level, the nodes without the present sum of the corrections from above, one vector of
+        the model's size."""
 
     def saved(self) -> StateDict:
         """The meter's state as plain data."""
@@ -130,18 +131,21 @@ class CommunicationMeter(Observer):
             self._corrections_due[level] &= ~receiving_N
 
     def on_gradients_exchanged(self, event: GradientsExchanged) -> None:
-        """Count the gradients that went up, and the means of gradients that came down with the
-        corrections computed from them."""
+        """Count the gradients that went up, and the messages that came down: with the mean gradient
+        where a level restarts, and with the correction where it has changed."""
         for level, sent_N in event.sent.items():
             self.communication.up.add(level, sent_N, event.model_bytes)
         for level in range(max(event.top_level, 1), len(self._corrections_due)):
             active_N, due_N = event.active[level], self._corrections_due[level]
+            # a node's correction includes those of the levels above, so all below the first are new
             due_N |= level > event.restarted_levels[0]
             vectors_N = int(level in event.restarted_levels) + due_N
             self.communication.down.add(level, active_N & (vectors_N > 0), vectors_N * event.model_bytes)
             due_N &= ~active_N
 
     def on_level_synchronized(self, event: LevelSynchronized) -> None:
+        """Count the reports that went up and, where children are answered, the models that came
+        back; all other nodes of the level then lack their parent's model."""
         level, counts = event.level, event.counts
         self.communication.up.add(level, counts.reported_N, counts.upload_bytes)
         self._outdated[level] = np.ones_like(self._outdated[level])
@@ -150,6 +154,8 @@ class CommunicationMeter(Observer):
             self.communication.down.add(level, counts.accepted_N, counts.broadcast_bytes)
 
     def on_model_from_above(self, event: ModelFromAbove) -> None:
+        """Note that all nodes below the top level lack the new model, and lack the corrections if a
+        level between has some."""
         for level in range(event.top_level + 1, len(self._corrections_due)):
             self._outdated[level][:] = True
             self._corrections_due[level] |= any(event.has_correction[event.top_level : level])

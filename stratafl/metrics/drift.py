@@ -9,9 +9,9 @@ Per edge level m and global round (docs/diagnostics.md has the formulas):
                  synchronisation of its children
     bias, cosine distance and angle of a correction from the ideal one (Z, Y), where asked for
 
-All are root mean squares: over the nodes of the level that took part, each with its weight in the
-tree, and over the synchronisations of the round. Measuring changes nothing, and numbers stay on the
-device until the round ends.
+All are root mean squares, but the cosine is a mean: over the nodes of the level that took part,
+each with its weight in the tree, and over the synchronisations of the round. Measuring changes
+nothing, and numbers stay on the device until the round ends.
 
 Where the tree lies in several parts, each part has one `Drift`, whose means are of the nodes it
 owns. The samples that each part pops, at the end of a round or where it is interrupted, are summed

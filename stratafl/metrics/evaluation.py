@@ -159,7 +159,7 @@ def _are_numbers(outputs: object, targets: Tensor) -> bool:
 
 def finalize_metrics(parts: Sequence[EvaluationSums], metrics: Sequence[Metric] = ()) -> dict[str, float]:
     """Mean loss, accuracy where targets are classes and outputs their scores, and further metrics;
-    all NaN where the loss is not finite."""
+    all but the loss are NaN where the loss is not finite."""
     losses, weight = sum(part.loss for part in parts), sum(part.loss_weight for part in parts)
     labelled = sum(part.labelled for part in parts)
     result = {LOSS: losses / weight if weight else math.nan}

@@ -47,6 +47,7 @@ class Metric(NamedTuple):
 
     @property
     def is_additive(self) -> bool:
+        """Whether the metric is computed from sums over parts of the samples."""
         return self.partial is not None
 
     def compute(self, parts: Sequence[Part]) -> float:
@@ -78,7 +79,7 @@ def is_classification(outputs: object, targets: Tensor) -> bool:
 
 
 def has_classes(scores: Tensor, targets: Tensor) -> bool:
-    """Whether the outputs are scores of at least two classes."""
+    """Whether the outputs are scores of at least two classes, and the targets are classes."""
     return is_classification(scores, targets) and scores.shape[1] > 1
 
 
@@ -115,7 +116,7 @@ def _topk(k: int = 5) -> Metric:
 
 
 def _confusion(scores: Tensor, targets: Tensor, ignored: int) -> list[float]:
-    """Numbers of true positives, of predictions and of samples, each for all classes."""
+    """Numbers of true positives of all classes, then of predictions, then of samples."""
     scores_NK, class_N = _scored_classes(scores, targets, ignored)
     predicted_N, classes = scores_NK.argmax(dim=1), scores_NK.shape[1]
     counted = (class_N[predicted_N == class_N], predicted_N, class_N)
@@ -168,8 +169,7 @@ def _mean(sums: Sequence[float]) -> float:
 
 
 def _r2(scores: Tensor, targets: Tensor) -> float:
-    """Coefficient of determination, mean over the columns; NaN where the targets have no
-    variance."""
+    """Coefficient of determination, mean over the columns whose targets vary; NaN if none does."""
     values_NC, true_NC = (rows.double().reshape(len(rows), -1) for rows in match_shapes(scores, targets))
     variance_C = (true_NC - true_NC.mean(dim=0)).square().sum(dim=0)
     share_C = 1 - (values_NC - true_NC).square().sum(dim=0) / variance_C
@@ -202,7 +202,7 @@ def find_builtin(name: str) -> tuple[BuiltinMetric, dict[str, Any]] | None:
 
 
 def metric_directions(metrics: Iterable[Metric], accuracy: bool) -> dict[str, Better]:
-    """Direction of all measured metrics; accuracy: whether it is one of them."""
+    """Direction of all measured metrics; accuracy: whether the accuracy is measured."""
     always = {name: better for name, better in DEFAULT_DIRECTIONS.items() if accuracy or name != ACCURACY}
     return {**always, **{metric.name: metric.better for metric in metrics}}
 

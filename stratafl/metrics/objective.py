@@ -28,15 +28,15 @@ class Goal:
     metric: str
     value: float
     sign: str = ""
-    """">=" or "<="; empty for the metric's own direction."""
+    """">=" or "<="; empty for the metric's own direction, until `with_direction` fills it in."""
 
     def with_direction(self, better: Mapping[str, str]) -> Goal:
-        """The goal with its sign; a metric of unknown direction is better the higher it is."""
+        """The goal with its sign filled in; unknown metrics are better the higher they are."""
         direction = {**DEFAULT_DIRECTIONS, **better}.get(self.metric, "higher")
         return self if self.sign else replace(self, sign="<=" if direction == "lower" else ">=")
 
     def is_reached(self, value: float | None) -> bool:
-        """Whether a value reaches the goal; NaN and None never do."""
+        """Whether a value reaches the goal; NaN and None never do. No sign counts as ">="."""
         if value is None:
             return False
         return value <= self.value if self.sign == "<=" else value >= self.value
@@ -112,8 +112,8 @@ class Objective:
     better: dict[str, Better] = field(default_factory=dict)
     """Direction of every measured metric; empty where there is no test data."""
     goals: tuple[Goal, ...] = ()
-    """A run ends after the first evaluated round that reaches all of them; empty for all
-    rounds."""
+    """A run ends after the first evaluated round that reaches all of them; if empty, it
+    has all its rounds."""
 
 
 def parse_stop_goals(stop_at: Any, stop_when: Any, better: Directions | None = None) -> tuple[Goal, ...]:

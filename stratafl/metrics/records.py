@@ -32,16 +32,16 @@ Record = Mapping[str, Any]
 def measured(record: Record) -> dict[str, float]:
     """A round's test metrics, each finite or NaN; empty where it was not evaluated.
 
-    Where the loss is not finite, all metrics are NaN: also in records of versions that took the
-    first class for the best of scores that were NaN.
+    Where the loss is not finite, all metrics are NaN. Records of earlier versions have an accuracy
+    even then, computed as if the first of NaN scores were the highest.
     """
     metrics = dict(_numbers(record.get("metrics")))
     return dict.fromkeys(metrics, math.nan) if math.isnan(metrics.get("loss", 0.0)) else metrics
 
 
 def diverged(records: Iterable[Record]) -> int | None:
-    """The first of the rounds up to the last that have no finite loss; None for a run that did not
-    diverge."""
+    """The round from which on no evaluated round has a finite loss; None if the last evaluated loss
+    is finite."""
     return functools.reduce(diverged_after, records, None)
 
 
@@ -92,7 +92,8 @@ def _aggregate(values: Sequence[float], better: Better) -> dict[str, float]:
 
 
 LOST_ROUNDS = 3
-"""Number of successive rounds without an accepted update that ends a run."""
+"""Number of successive lost rounds (see `RoundResult.lost`) after which a run ends, if they hit
+half of the clients."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +103,8 @@ class RoundResult:
     round: int
     """Counted from 1."""
     steps: int
-    """Local steps per client since the start of the run, as the schedule has them; where clients
-    count passes over their own data, the mean over the clients, but in a deployed tree passes."""
+    """Local steps per client since the start of the run, by the schedule. If clients count passes
+    over their own data: the mean over the clients; in a deployed tree, the number of passes."""
     lr: float
     metrics: dict[str, float]
     """The root's loss, accuracy and further metrics on the test data; empty where this round was
@@ -128,7 +129,7 @@ class RoundResult:
 
     @property
     def lost(self) -> bool:
-        """Whether all updates were rejected."""
+        """Whether updates were rejected, and the root has no new model."""
         return bool(self.refused) and not self.renewed
 
     def reaches(self, goals: Sequence[Goal]) -> bool:
@@ -196,7 +197,7 @@ class RankRecord:
     renewed: bool
     """Whether the root has a new model."""
     evaluation: EvaluationSums | None
-    """The root on this rank's share of the test data; None where it was not evaluated."""
+    """Sums for the root on this rank's share of the test data; None where it was not evaluated."""
     nodes: list[dict[str, dict[str, float]]]
     """For every evaluated level, the metrics of the nodes that this rank owns."""
     client_bytes: int
@@ -224,8 +225,8 @@ class RankRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class PartialRecord:
-    """The observations of all ranks in some successive synchronisations of a round; none at its
-    beginning. It is plain data, so that a round can be interrupted."""
+    """The observations of all ranks in some successive synchronisations of a round; empty before
+    the first. It is saved with a state inside the round."""
 
     rejected: Sequence[Rejection] = ()
     drift: DriftSums | None = field(default_factory=list)
@@ -352,7 +353,7 @@ def _drift_measures(tree: Tree, total: PartialRecord, rejected: Sequence[str]) -
 
 
 def by_level(tree: Tree, names: Sequence[str]) -> dict[str, int]:
-    """The number of these nodes on each level that has any, root first."""
+    """The number of these names on each level that has any, root first; repeats count."""
     counts = Counter(tree.find(name)[0] for name in names)
     return {str(level): counts[level] for level in sorted(counts)}
 
@@ -360,9 +361,9 @@ def by_level(tree: Tree, names: Sequence[str]) -> dict[str, int]:
 def all_refused_error(tree: Tree, history: Sequence[RoundResult], warns: bool) -> InvalidInput | None:
     """The error of a run in which no update is accepted any more, or None.
 
-    It takes `LOST_ROUNDS` in a row, in which half of the clients or more were rejected themselves
-    or above them: where few take part at a time, the wrong ones may be sampled several times in a
-    row. warns: log a warning after the first lost round.
+    It takes `LOST_ROUNDS` lost rounds in a row, in which at least half of the clients were
+    rejected, or a node above them was: where few take part at a time, the wrong ones may be sampled
+    several times in a row. warns: log a warning after the first lost round.
     """
     last = history[-1]
     if not last.lost:

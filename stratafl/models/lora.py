@@ -53,7 +53,7 @@ def adapters(
     targets: last parts of the layers' dotted names ("q_proj"), full names, or patterns
         ("encoder.*.q_proj"). Layers are `nn.Linear`, or the `Conv1D` of transformers.
     rank, alpha: rank of the adapters, and their scale times the rank.
-    train: names or patterns of modules or parameters that are trained themselves, such as a new
+    train: names or patterns of modules or parameters that are trained in full, such as a new
         head.
     """
     rank = check_integer("lora.rank", rank, at_least=1)
@@ -63,7 +63,7 @@ def adapters(
     if not chosen:
         allowed = "must name at least one linear layer; this model has " + ", ".join(sorted(last_parts(layers)))
         raise InvalidInput("lora.targets", list(targets), allowed)
-    # adapters change the names, so parameters are found by them before
+    # adapters change the names, so parameters are looked up by name before
     parameters = dict(module.named_parameters())
     parts = [name for name, _ in module.named_modules() if name]
     unfrozen = matching("lora.train", train, [*parts, *parameters])
@@ -109,7 +109,7 @@ def _keep_to_forward(parent: nn.Module) -> None:
     which would ignore adapters.
     """
     if isinstance(parent, nn.TransformerEncoderLayer):
-        parent.activation_relu_or_gelu = 0
+        parent.activation_relu_or_gelu = 0  # turns the fast path off
 
 
 def _is_linear(part: nn.Module) -> bool:

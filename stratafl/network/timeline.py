@@ -218,7 +218,7 @@ class TimelineState:
 
     @property
     def seconds_R(self) -> np.ndarray:
-        """When the root has aggregated last."""
+        """Time of the root's last aggregation."""
         return self.ready[0][:, 0]
 
 

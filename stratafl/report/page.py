@@ -178,7 +178,7 @@ class ReportServer(ThreadingHTTPServer):
             self.slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore connections that the browser closes early."""
+        """Print nothing about a failed request, such as one that the browser closed early."""
 
 
 class ReportHandler(BaseHTTPRequestHandler):

@@ -22,7 +22,7 @@ MEGA = 1e-6
 
 @dataclass(frozen=True)
 class SummaryCell:
-    """Text of a cell, and the number by which it is sorted; None if there is none."""
+    """A cell's text and, if it is a number, its mean, by which rows are sorted, and deviation."""
 
     text: str
     mean: float | None = None
@@ -71,8 +71,8 @@ def columns(
 def fixed_columns(
     groups: Sequence[RunGroup], metrics: Sequence[MetricInfo]
 ) -> tuple[list[SummaryColumn], list[SummaryColumn]]:
-    """Columns that do not depend on the chosen metric and targets: those before and behind the
-    others."""
+    """Columns that do not depend on the chosen metric and targets: those before and
+    those after the others."""
     before = [
         SummaryColumn("setting", [SummaryCell(group.label) for group in groups]),
         SummaryColumn("runs", [_count(len(group.runs)) for group in groups]),
@@ -97,7 +97,8 @@ def fixed_columns(
 
 
 def target_columns(groups: Sequence[RunGroup], metric: MetricInfo, targets: Sequence[float]) -> list[SummaryColumn]:
-    """Columns of the best value of each run and of the first round that reaches each target."""
+    """Columns of the runs' best value and of the first round that reaches each target, means over a
+    group's runs."""
     top = max if metric.better == "higher" else min
     best = [
         mean_std_if_complete(
@@ -115,7 +116,7 @@ def target_columns(groups: Sequence[RunGroup], metric: MetricInfo, targets: Sequ
 
 def reached(curves: Sequence[Curve], metric: MetricInfo, target: float) -> SummaryCell:
     """Cell of the round in which a target was reached, as papers write it: "52.7 ± 1.2", or ">500"
-    if a run did not reach it; empty without this metric."""
+    if a run did not reach it; a dash without this metric."""
     if not any(metric.name in curve.y for curve in curves):
         return SummaryCell(ABSENT)
     rounds = [first_round(curve, metric.goal(target)) for curve in curves]
@@ -127,7 +128,7 @@ def reached(curves: Sequence[Curve], metric: MetricInfo, target: float) -> Summa
 
 
 def default_targets(groups: Sequence[RunGroup], metric: MetricInfo | None) -> list[float]:
-    """Round value that all runs of at least half of the groups reached; for a share, the highest
+    """Rounded value that all runs of at least half of the groups reached; for a share, the highest
     multiple of five per cent."""
     if metric is None or not groups:
         return []
@@ -150,7 +151,7 @@ def default_targets(groups: Sequence[RunGroup], metric: MetricInfo | None) -> li
 
 
 def _round_number(value: float, sign: int) -> float:
-    """Round a value to two digits, such that it is not better."""
+    """Round a value to two digits, to the worse side."""
     if value == 0:
         return 0.0
     unit = math.floor(math.log10(abs(value))) - 1

@@ -33,7 +33,7 @@ class RegisteredMethod:
         return {p.name: p.default for p in inspect.signature(self.make).parameters.values()}
 
     def rule(self, /, **params: object) -> Rule:
-        """Make the rule, with checks around the functions that a user wrote."""
+        """Make the rule, with checks around the functions of a rule that a user wrote."""
         for name in params:
             if name not in self.parameters:
                 raise unknown_name(f"{self.name} parameter", name, self.parameters)
@@ -107,7 +107,10 @@ def place(method: str | Mapping[str, object], depth: int) -> tuple[Rule, ...]:
 
 
 def rules_for(rules: RuleLike | Sequence[RuleLike], depth: int) -> tuple[Rule, ...]:
-    """Parse the name of a method, or a list of one rule per edge level, root first."""
+    """Rules per edge level, root first, from a method's name or table, or from a list of them.
+
+    A single Rule stands for a list of one, in a tree of depth 1.
+    """
     if isinstance(rules, str | Mapping):
         return place(rules, depth)
     per_level: Sequence[RuleLike] = [rules] if isinstance(rules, Rule) else rules

@@ -31,7 +31,7 @@ from stratafl.runs.provenance import Provenance
 
 
 class LogDigest(NamedTuple):
-    """Size and digest of the first lines of the log."""
+    """Size in bytes and SHA-256 of the first lines of the log."""
 
     size: int
     sha256: str
@@ -68,7 +68,7 @@ class RoundLog:
 
 
 def read_verified(folder: Path, digest: LogDigest) -> list[dict[str, Any]]:
-    """Read the records of a digest; raises if they have changed."""
+    """Read the records that a digest covers; raises if they have changed."""
     path = folder / format.ROUNDS
     text = files.read_bytes(path)[: digest.size]
     if (len(text), hashlib.sha256(text).hexdigest()) != digest:
@@ -154,7 +154,7 @@ class Progress(NamedTuple):
     round: int
     """Number of completed global rounds."""
     meetings: int = 0
-    """Number of synchronisations of the leaves in the current global round."""
+    """Number of the clients' synchronisations so far in the global round in progress."""
 
     @property
     def name(self) -> str:
@@ -177,7 +177,7 @@ class Checkpoints:
     def __init__(self, folder: Path, run: str):
         self.run_folder, self.folder, self.run = folder, folder / format.CHECKPOINTS, run
         self.available = sorted(self._existing())
-        """Progress of each checkpoint that may be valid."""
+        """Progress of each checkpoint that is not known to be damaged."""
 
     def _existing(self) -> list[Progress]:
         try:
@@ -192,9 +192,11 @@ class Checkpoints:
         return self.folder / progress.name
 
     def write(self, progress: Progress, state: StateDict, records: LogDigest, provenance: Provenance) -> None:
-        """Write a checkpoint and remove all but the last two; if it cannot be written, all stay.
+        """Write a checkpoint, and keep only it and the newest one before it.
 
-        records: digest of all rounds so far, which replaces the history of the state.
+        If it cannot be written, all others stay.
+
+        records: digest of the log so far, stored in place of the state's history.
         """
         final = self.path(progress)
         files.make_folder(self.folder)
@@ -245,6 +247,7 @@ class Checkpoints:
             state = from_json_and_tensors(described["state"], read_tensors(folder / TENSORS))
         except RecursionError:
             raise files.cannot_read(folder, "nested too deeply") from None
+        # "within" is the part of the state that exists only inside a global round
         if ("within" in state) != (progress.meetings > 0):
             raise files.cannot_read(folder, f"its state is not that of {progress}")
         return {**state, "history": history}

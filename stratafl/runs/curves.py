@@ -38,7 +38,7 @@ class Curve:
     spread: dict[str, Points]
     """Standard deviations over the runs of a mean curve; empty for one run."""
     diverged: int | None = None
-    """First round whose test loss is not finite: the metrics' curves end before it."""
+    """Round from which on no test loss is finite: the metrics' curves end before it."""
 
     def points_of(self, name: str) -> list[tuple[float, float]]:
         """Pairs of round and value, where there is a value."""

@@ -27,7 +27,7 @@ HINTS = ResumeHints(
 
 
 class Launch(RunRecorder):
-    """Run of a config that is ready to begin or to continue."""
+    """Recorder of a config's run, ready to start or to continue."""
 
     def __init__(self, name: str, config: Config, simulation: Simulation, folder: RunWriter | NullRunFolder):
         super().__init__(name, simulation, folder, StoragePolicy(config.run.checkpoint_every, config.run.keep_state))
@@ -80,8 +80,8 @@ class Launch(RunRecorder):
         with lock_for_resume(path, ranks, check) as (described, lock):
             before = Config.of(described["config"])
             config = before if config is None else config
-            is_longer = extensions(described["config"], config.as_dict())
-            if ranks.broadcast_first(ranks.is_first and not is_longer and is_done(path)):
+            length_changes = extensions(described["config"], config.as_dict())
+            if ranks.broadcast_first(ranks.is_first and not length_changes and is_done(path)):
                 raise InvalidInput("--resume", path, DONE)
             as_before = {key: getattr(before.run, key) for key in EXECUTION}
             config = dataclasses.replace(config, run=dataclasses.replace(config.run, **as_before))

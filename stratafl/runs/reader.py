@@ -87,7 +87,7 @@ class StoredRun:
 
     @property
     def diverged(self) -> int | None:
-        """First round whose test loss is not finite, or None."""
+        """Round from which on no test loss is finite, or None."""
         from stratafl.metrics.records import diverged  # with torch, which a list of runs does without
 
         return diverged(self.rounds)

@@ -1,10 +1,10 @@
 """Recording of a simulation in a run folder, in one process or several after another.
 
-A run can be stopped after any synchronisation of the leaves, and continues from there to the same
-bits. Between two synchronisations its state is in one place; before them it is spread over the
-engine and partial sums. So a signal only sets a flag: the group round in progress is finished, a
-checkpoint written, and then the run stops. A second signal stops at once, and the run continues
-from its last checkpoint, as after a power failure.
+A run can be stopped after any synchronisation of the clients, and continues from there to the same
+bits. Right after a synchronisation its state is in one place; while clients train it is spread over
+the engine and partial sums. So a signal only sets a flag: training goes on up to the next
+synchronisation, a checkpoint is written, and then the run stops. A second signal stops at once, and
+the run continues from its last checkpoint, as after a power failure.
 
 On several ranks each has a recorder. The first one writes the folder and broadcasts its contents to
 the others, who do not need access to it.
@@ -69,7 +69,7 @@ class NullRunFolder:
 
 
 class StoragePolicy(NamedTuple):
-    """Storage options of a run besides its records."""
+    """Settings of what a run stores besides its records."""
 
     checkpoint_every: int = 10
     """Rounds between checkpoints; 0: only when the run is stopped."""
@@ -78,7 +78,7 @@ class StoragePolicy(NamedTuple):
 
 
 class RunRecorder:
-    """Run that is ready to continue: its input and its folder have been checked."""
+    """Recorder of a run whose input and folder have been checked, ready to start or continue."""
 
     def __init__(self, name: str, simulation: Simulation, folder: RunWriter | NullRunFolder, keeping: StoragePolicy):
         self.name, self.simulation, self.folder, self.keeping = name, simulation, folder, keeping
@@ -96,7 +96,7 @@ class RunRecorder:
 
     @property
     def resume_command(self) -> str:
-        """Command that resumes this run."""
+        """Hint with the command that resumes this run."""
         return f"go on with: stratafl run --resume {shlex.quote(str(self.folder.path))}"
 
     def run(self, watch: RoundCallback = lambda record: None, say: MessageCallback = ignore) -> FinishedRun:
@@ -117,7 +117,7 @@ class RunRecorder:
             if record is not None:
                 folder.append_round(record)
                 watch(record)
-                simulation.check()
+                simulation.check()  # raises if all updates were rejected for several rounds
                 if simulation.done:
                     return record
             signal_number = max(self.ranks.all_gather(stop.signal))
@@ -161,7 +161,7 @@ class RunRecorder:
             raise
 
     def _report_rejected_rounds(self, say: MessageCallback) -> None:
-        """Report a model that is older than the run; raise if there is no result at all."""
+        """Report last rounds whose updates were all rejected; raise if all rounds were such."""
         history = self.simulation.history
         lost = len(list(takewhile(lambda record: record.lost, reversed(history))))
         if lost == len(history):

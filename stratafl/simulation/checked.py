@@ -1,4 +1,4 @@
-"""Every argument of a run, looked at alone: the first of the steps of `prepare`."""
+"""Checks of every argument of a run by itself: the first of the steps of `prepare`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from stratafl.simulation.waiting import checked_waiting
 
 @dataclass(frozen=True, eq=False)
 class Checked:
-    """Every argument, sound as far as it can be told alone."""
+    """Arguments of a run, each of them checked by itself."""
 
     tree: Tree
     data: FederatedData
@@ -57,7 +57,7 @@ class Checked:
     network: Network | None
     wait: tuple[WaitPolicy, ...]
     engine: EngineName | None
-    """None where a CPU's is to be chosen."""
+    """None if the engine is to be chosen, on a CPU."""
     precision: Precision
 
     @property
@@ -67,7 +67,7 @@ class Checked:
 
 
 def checked(problem: Problem, method: Method, evaluation: Evaluation, execution: Execution) -> Checked:
-    """All arguments as the run works with them, or the complaint about the first that is wrong."""
+    """Check all arguments, and convert them; raises for the first that is wrong."""
     tree = Tree.of(problem.tree)
     seed = check_integer("seed", method.seed)
     data = problem.data if isinstance(problem.data, FederatedData) else _data(problem, tree, seed)
@@ -130,7 +130,7 @@ def _data(problem: Problem, tree: Tree, seed: int) -> FederatedData:
 
 
 def _schedule(method: Method, leaf: Leaf, tree: Tree) -> Schedule:
-    """When levels meet, which must agree with the passes that the leaf's chain counts."""
+    """Schedule of the synchronisations; raises if the clients count other passes over data."""
     if isinstance(method.periods, Schedule):
         schedule = Schedule.of(method.periods.periods, tree.depth)
     else:
@@ -151,7 +151,7 @@ def _check_depth(periods: object, leaf: Leaf, tree: Tree) -> None:
 
 
 def _divided(problem: Problem, data: FederatedData) -> Sequence[Any] | ClientIndex:
-    """Each client's sample numbers, not yet looked at."""
+    """Each client's sample numbers, not checked yet."""
     parts = problem.partition
     if isinstance(parts, Partition):
         if parts.angles is not None:
@@ -161,7 +161,7 @@ def _divided(problem: Problem, data: FederatedData) -> Sequence[Any] | ClientInd
 
 
 def checked_evaluation(given: Evaluation, depth: int) -> Evaluation:
-    """What is measured, if all of it can be."""
+    """Check the length of a run and what is measured in it."""
     made = Evaluation(
         rounds=check_integer("rounds", given.rounds, at_least=1),
         evaluate_every=check_integer("evaluate_every", given.evaluate_every, at_least=1),

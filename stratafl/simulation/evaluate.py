@@ -23,14 +23,14 @@ from stratafl.metrics.objective import Objective
 
 @dataclass(frozen=True, eq=False)
 class ClientTestData:
-    """Test data of each client's own; an aggregator's is that of its clients."""
+    """Each client's own test data; an aggregator's is that of its clients."""
 
     pair: Pair
     clients: ClientIndex
     """Samples of each client of the whole tree in it; none for a client that has no test data."""
 
     _first: dict[int, np.ndarray] = field(default_factory=dict, repr=False)
-    """Per level, the first client below each node; the clients of a node are neighbours."""
+    """Cache per level: first client below each node; a node's clients have successive numbers."""
 
     def of(self, tree: Tree, level: int, number: int) -> Pair:
         """Test data of a node of the whole tree."""
@@ -43,8 +43,11 @@ class ClientTestData:
 def load_client_test_data(
     test_partition: Any, tree: Tree, test: FederatedData | None, columns: object, seed: int
 ) -> FederatedData | None:
-    """Load test data of each client's own: from its sample numbers in the test data, or from a data
-    set for each client, None for a client without test data."""
+    """Load each client's own test data; None if all nodes share `test`.
+
+    test_partition: for each client, its sample numbers in `test`, or a data set, or None if it has
+        no test data. Unless given, the clients' data are those of `test`, if that is divided.
+    """
     if test_partition is None:
         field, data = "test", test if test is not None and test.clients is not None else None
     else:
@@ -79,7 +82,7 @@ def _divide_test_data(
 
 
 def is_evaluation_round(round: int, every: int, rounds: int) -> bool:
-    """Whether the root is evaluated after a global round, counted from 1; it is after the last."""
+    """Whether the root is evaluated after a global round, counted from 1; always after the last."""
     return round % every == 0 or round == rounds
 
 
@@ -101,10 +104,10 @@ class Evaluator:
     objective: Objective
     test: Pair | None
     client_test: ClientTestData | None
-    """Test data of each client's own; None where all nodes share `test`."""
+    """Each client's own test data; None where all nodes share `test`."""
 
     def evaluate_root(self, ranks: Communicator, x_1P: Tensor, b_1B: Tensor) -> EvaluationSums:
-        """Evaluate the root on this rank's share of the test data."""
+        """Evaluate the root on this rank's share of the test data; ranks' sums are added later."""
         assert self.test is not None
         inputs, targets = self.test
         if is_additive(self.objective.loss) and all(metric.is_additive for metric in self.objective.metrics):

@@ -1,4 +1,4 @@
-"""What a run is set up from, in four groups.
+"""Arguments of a run, in four groups.
 
 `simulate` fills them from its arguments and a config from its tables; neither is checked here. The
 names that errors use are those of `simulate`.
@@ -46,7 +46,7 @@ Initial = Mapping[str, Array] | str | Path
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What is trained, on what, and by whom."""
+    """Model, data and tree of a run."""
 
     model: nn.Module | Callable[[], nn.Module]
     """A module, or a function that builds one, called with the generators of torch, NumPy and
@@ -94,7 +94,7 @@ class Problem:
 
 @dataclass(frozen=True, eq=False)
 class Method:
-    """How it is trained."""
+    """Method of a run, its schedule and the settings of training."""
 
     rules: RuleLike | Sequence[RuleLike]
     """A method's name ("mtgc"), a table with parameters ({"name": "fedprox", "mu": 0.1}), or one
@@ -131,7 +131,7 @@ class Method:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """How long it is trained, and what is measured on the way."""
+    """Length of a run, and what is measured in it."""
 
     rounds: int
     evaluate_every: int
@@ -141,9 +141,9 @@ class Evaluation:
     """A test accuracy; the run ends after the first evaluated round that reaches it. The same as
     stop_when={"accuracy": stop_at}."""
     diagnose: str
-    """One of "none"; "drift", which measures how the levels drift apart, at every meeting; and
-    "ideal", which also measures how far corrections are from the ideal ones, and takes full
-    gradients once per edge level and round."""
+    """One of "none"; "drift", which measures how the levels drift apart, at every
+    synchronisation; and "ideal", which also measures how far corrections are from the ideal ones,
+    and takes full gradients once per edge level and round."""
     metrics: MetricsLike | None = None
     """What is measured on the test data besides the loss, and the accuracy where targets are
     classes. By name: a function (outputs, targets) -> number, a torchmetrics object, the name of a
@@ -155,7 +155,8 @@ class Evaluation:
 
 @dataclass(frozen=True, eq=False)
 class Execution:
-    """What computes it. None of this changes the result, except in its last bits."""
+    """Device, engine and processes of a run. Apart from `precision`, they change the result in its
+    last bits at most."""
 
     device: str | torch.device
     engine: str | None

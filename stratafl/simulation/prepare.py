@@ -1,6 +1,6 @@
-"""From the groups of arguments to a run, in steps with a value between them.
+"""Set-up of a run from its groups of arguments, in steps, each of which returns a value.
 
-checked     every argument alone, as what the run works with (see `checked`)
+checked     every argument, checked by itself (see `checked`)
 placed      model and data on their device, tried together on a few samples
 sharded     the part of the tree that is this rank's: its federation, and what its leaves train
 set_up      with the engine that trains them, the run
@@ -57,7 +57,7 @@ from stratafl.simulation.workload import measured
 
 @attribute_errors()
 def set_up(problem: Problem, method: Method, evaluation: Evaluation, execution: Execution) -> Simulation:
-    """The run, ready to iterate; what is tried on the way uses up nobody's generators."""
+    """Set up a run, ready to iterate; generators are as before, whatever is tried on the way."""
     with preserve_rng():
         given = checked(problem, method, evaluation, execution)
     flat = flat_module.build_flat_module(problem.model, given.seed)
@@ -66,7 +66,7 @@ def set_up(problem: Problem, method: Method, evaluation: Evaluation, execution: 
 
 
 def _run(given: Checked, flat: FlatModule, problem: Problem, method: Method) -> Simulation:
-    """The run of these, tried."""
+    """Build a run from checked arguments and a module."""
     here = placed(given, flat, problem)
     shard = sharded(given, here, method, problem.keep_at_home)
     engine = _engine(given, shard)
@@ -109,7 +109,7 @@ class Placed:
 
 
 def placed(given: Checked, flat: FlatModule, problem: Problem) -> Placed:
-    """Put everything where it belongs, and try the model, its loss and its transform on it."""
+    """Move model and data to their device, and try the model, its loss and transform on them."""
     client_update.check_strengths(flat.dtype, given.leaf, given.rules)
     dry_run_client_update(given.leaf, flat.parameters, flat.dtype, given.device)
     row = flat_module.initial_rows(flat, problem.initial)
@@ -140,7 +140,7 @@ def placed(given: Checked, flat: FlatModule, problem: Problem) -> Placed:
 
 
 def _own_pairs(given: Checked, test: Pair | None, dtype: torch.dtype) -> ClientTestData | None:
-    """Each client's own test data where it is evaluated; not twice where it is that of all."""
+    """Each client's own test data on the run's device; not copied again if it is `test`."""
     whole, own = given.data.test, given.data.client_test
     if own is None or own.clients is None:
         return None
@@ -150,7 +150,7 @@ def _own_pairs(given: Checked, test: Pair | None, dtype: torch.dtype) -> ClientT
 
 
 def held(samples: SampleSource, device: torch.device, dtype: torch.dtype) -> Pair:
-    """All inputs and targets on a device, real numbers in the model's own type."""
+    """Inputs and targets of all samples on a device, real numbers in the model's own type."""
     samples = samples.to(device, dtype)
     return samples.head(len(samples.targets_N)), samples.targets_N
 
@@ -160,7 +160,7 @@ def held(samples: SampleSource, device: torch.device, dtype: torch.dtype) -> Pai
 
 @dataclass(frozen=True, eq=False)
 class Sharded:
-    """This rank's part of the tree."""
+    """Part of the tree on this rank."""
 
     federation: Federation
     home: LocalParameters
@@ -171,8 +171,8 @@ class Sharded:
 
 
 def sharded(given: Checked, here: Placed, method: Method, keep_at_home: object = None) -> Sharded:
-    """Put this rank's part of the tree together: its federation, who watches that, and what its
-    leaves train."""
+    """Build this rank's part of the tree: its federation, what measures drift, and the training of
+    its clients."""
     tree, first = _part(given)
     flat, x_P, b_B, loss = here.subject
     home = LocalParameters(flat, match_local_parameters(flat, keep_at_home), given.leaf, given.device)
@@ -244,8 +244,8 @@ def _part(given: Checked) -> tuple[Tree, int]:
 
 
 def _drift(federation: Federation, home: LocalParameters, diagnose: str, training: ClientTraining) -> Drift | None:
-    """What measures meetings, where asked for: also against ideal corrections, which take gradients
-    on all of a leaf's data."""
+    """Measurement of drift at every synchronisation, or None; for "ideal" it compares corrections
+    with ideal ones, from gradients on all of a client's data."""
     if diagnose == "none":
         return None
     if diagnose == "drift":
@@ -278,7 +278,7 @@ def _engine(given: Checked, shard: Sharded) -> LoopEngine | StackedEngine:
 
 
 def _notes(given: Checked, here: Placed, engine: LoopEngine | StackedEngine) -> list[str]:
-    """What the user should know about how this run is done; a model that no engine can train is
+    """Notes for the user on how this run is computed; a model that writes to frozen parameters is
     refused."""
     profile = engine.profile
     if FROZEN in profile.mutates:

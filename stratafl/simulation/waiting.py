@@ -38,7 +38,7 @@ def checked_waiting(
 
 
 def _check_late(wait: Sequence[WaitPolicy], given: list[Any], rules: Sequence[Rule], leaf: Leaf, tree: Tree) -> None:
-    """Refuse late work that counts where it has no meaning."""
+    """Refuse late updates that count, where rules or levels do not support them."""
     for level, (policy, rule) in enumerate(zip(wait, rules, strict=True), 1):
         if not policy.applies_late_updates:
             continue
@@ -60,8 +60,8 @@ def _check_late(wait: Sequence[WaitPolicy], given: list[Any], rules: Sequence[Ru
 
 
 def run_clock(chosen: Network, workload: Workload, flops: float | None) -> VirtualClock:
-    """What tells a run who is in time. flops: of training on one sample, None where they cannot be
-    counted."""
+    """Virtual clock that decides which nodes of a run are in time. flops: operations of training on
+    one sample; None if they cannot be counted."""
     if chosen.needs_flops and flops is None:
         told = "must be given, or leaf.step_s: the operations of this model cannot be counted"
         raise InvalidInput("network.leaf.flops_per_sample", None, told)

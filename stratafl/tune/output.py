@@ -82,7 +82,7 @@ def gain(result: TuningResult, network_result: NetworkResult) -> float | None:
 
 
 def trial_rows(result: TuningResult) -> list[dict[str, Any]]:
-    """One flat row per run and network: costs up to the target, or of all rounds if it was not
+    """Flat rows, one per run and network: costs up to the target, or of all rounds if it was not
     reached."""
     rows: list[dict[str, Any]] = []
     for number, (label, seed, trial) in enumerate(result.all_trials):

@@ -323,7 +323,7 @@ class _EarlyStopping:
         launch.simulation.on_sync = self.after_sync
 
     def after_sync(self, meetings: int, of: int) -> None:
-        """Check for a stop after every synchronisation of the leaves."""
+        """Check for a stop after every synchronisation inside a global round."""
         if self.stop_conditions.stop.signal or self.stop_conditions.is_late:
             self.stop.signal = self.stop_conditions.stop.signal or signal.SIGTERM
 

@@ -75,7 +75,7 @@ def in_time_order(x: np.ndarray, y: np.ndarray) -> bool:
 
 
 def split_roles(roles: Iterable[Role]) -> DatasetArrays:
-    """Keep roles that are long enough; up to 1,500 sequences train, 300 later ones test."""
+    """Keep roles that are long enough: 1,500 sequences of each train, up to 300 later ones test."""
     kept: list[tuple[str, np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
     seen = 0
     is_split = False

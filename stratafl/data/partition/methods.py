@@ -41,6 +41,7 @@ def apportion(total: int, weights_N: np.ndarray, least_N: np.ndarray) -> np.ndar
 
 
 ROUNDS = 200
+"""Maximum number of times that the table of `allocate_counts` is scaled."""
 
 
 def assign_classes(pool_K: np.ndarray, n: int, k: int, rng: np.random.Generator) -> np.ndarray:
@@ -129,7 +130,8 @@ def _fill_remaining(counts_NK: np.ndarray, pool_K: np.ndarray, holds_NK: np.ndar
 def _augmenting_path(
     counts_NK: np.ndarray, holds_NK: np.ndarray, start: np.ndarray, spare_K: np.ndarray
 ) -> list[tuple[int, int]]:
-    """Path from class `start` to a class with samples left, with the child that changes class."""
+    """Path from a class of `start` to a class with samples left, with the children that change
+    class."""
     came: dict[int, tuple[int, int]] = {int(c): (-1, -1) for c in start}
     queue = list(came)
     for c in queue:
@@ -342,7 +344,7 @@ class NodeSamples:
     owner_S: np.ndarray | None
     leaves_N: np.ndarray  # leaves below each child
     owners_N: np.ndarray  # how many owners each child has to hold, for `natural`
-    least: int  # samples an owner must have, for `natural`
+    least: int  # fewest samples an owner may have, for `natural`
     sizes: Callable[[int, np.random.Generator], np.ndarray] | None  # None: as the method makes them
 
 

@@ -28,7 +28,10 @@ class Labels(NamedTuple):
 
 
 def like_train(data: Labels, leaves: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
-    """Test samples of each client, divided like the training samples in `leaves`."""
+    """Test samples of each client, divided like the training samples in `leaves`.
+
+    Nobody gets the test samples of an owner or class that no client has training samples of.
+    """
     leaf_T = _by_owner(data, leaves)
     if leaf_T is None:
         leaf_T = _by_class(data, leaves, seed)
@@ -78,7 +81,7 @@ def _apportion(total: int, held_N: np.ndarray, draw: np.random.Generator) -> np.
 
 
 MOST_DEGREES = 1e6
-"""Largest rotation in degrees; beyond it float64 does not resolve the angle of a turn."""
+"""Largest rotation in degrees; in far larger ones, float64 has few digits for the angle itself."""
 
 
 def leaf_angles(
@@ -256,10 +259,10 @@ def _parse_rotation(rotation: Mapping[str, object], tree: list[np.ndarray]) -> n
 def _required_owners(
     methods: list[PartitionMethod], tree: list[np.ndarray], below: list[np.ndarray]
 ) -> tuple[list[np.ndarray], list[int]]:
-    """Owners that each node holds, and samples that each owner needs, per edge level.
+    """Number of owners that each node gets, and fewest samples an owner may have, per edge level.
 
-    Owners belong to nodes of the last of consecutive `natural` levels, and need a sample for each
-    client below.
+    Only `natural` uses them. Each node of the last of consecutive `natural` levels gets one owner,
+    who needs a sample for each client below.
     """
     owners: list[np.ndarray] = []
     least: list[int] = []
@@ -287,8 +290,8 @@ def _check_parents(parents: Sequence[Sequence[int] | np.ndarray]) -> list[np.nda
         raise InvalidInput("parents", parents, "needs at least one level below the root")
     above = 1
     for m, level in enumerate(tree[1:], start=1):
-        # Siblings are neighbours and nobody above is childless: up by at most one from 0 to the
-        # last.
+        # siblings are neighbours and every parent has children: each number is that of the node
+        # before or the next one, from 0 to the last parent
         steps = np.diff(level, prepend=0)
         if not len(level) or level[-1] != above - 1 or steps.min() < 0 or steps.max() > 1:
             raise InvalidInput(f"parents[{m}]", level.tolist(), f"must run from 0 to {above - 1}, siblings adjacent")
@@ -315,7 +318,7 @@ def check_partition(lists: Sequence | ClientIndex, tree: Tree, samples: int) -> 
         hint = balanced_hint(tree) if math.prod(groups_of(tree)) == count else ""
         allowed = f"needs one per leaf of the tree, {tree.leaves} of them{hint}"
         raise InvalidInput("partition", f"{count} lists", allowed)
-    owner = np.full(samples, -1)
+    holder = np.full(samples, -1)
     parts = []
     for client, indices in enumerate(lists):
         name = tree.names[-1][client]
@@ -323,15 +326,15 @@ def check_partition(lists: Sequence | ClientIndex, tree: Tree, samples: int) -> 
         if numbers.size == 0:
             raise InvalidInput(f"partition[{client}]", [], f"client {name} has no samples")
         values, counts = np.unique(numbers, return_counts=True)
-        repeated = values[(owner[values] >= 0) | (counts > 1)]
+        repeated = values[(holder[values] >= 0) | (counts > 1)]
         if repeated.size:
-            other = owner[repeated[0]] if owner[repeated[0]] >= 0 else client
+            other = holder[repeated[0]] if holder[repeated[0]] >= 0 else client
             raise InvalidInput(
                 f"partition[{client}]",
                 int(repeated[0]),
                 f"each sample may be used once; client {tree.names[-1][other]} has it already",
             )
-        owner[numbers] = client
+        holder[numbers] = client
         parts.append(numbers)
     return ClientIndex.from_lists(parts)
 

@@ -22,7 +22,7 @@ from stratafl.engine.precision import cudnn_disabled
 
 
 class UnsupportedModule(Exception):
-    """The module has something that a captured program cannot run; the message says what."""
+    """Error: the module has something that a captured program cannot run; the message says what."""
 
 
 DATA_DEPENDENT = "what it does depends on values"
@@ -85,8 +85,8 @@ def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def checkpointing_disabled() -> Any:
-    """Activation checkpointing is ignored: it would hide operations from the trace, and saves
-    little memory for one client."""
+    """Context in which activation checkpointing is ignored: it would hide operations from the
+    trace, and saves little memory for one client."""
 
     class WithoutRecomputation:
         @staticmethod
@@ -97,14 +97,14 @@ def checkpointing_disabled() -> Any:
 
 
 def validation_disabled() -> Any:
-    """Distributions do not validate their parameters, which would need values. Invalid parameters
-    are reported by the loop, and lead to NaN here."""
+    """Context in which distributions do not validate their parameters, which would need values.
+    Invalid parameters are reported by the loop, and lead to NaN here."""
     return patched(Distribution, "_validate_args", False)
 
 
 def causal_mask_detection_disabled() -> Any:
-    """Transformers use a mask as it is, without looking at its values to see whether it is causal,
-    on which only speed depends."""
+    """Context in which transformers use a mask as it is, without looking at its values to see
+    whether it is causal, on which only speed depends."""
     return patched(transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: bool(is_causal))
 
 

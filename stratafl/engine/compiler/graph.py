@@ -90,11 +90,11 @@ class CapturedGraph(NamedTuple):
 def capture(
     flat: FlatModule, inputs: Inputs, all_outputs: bool = False, opaque_functions: bool = False
 ) -> CapturedGraph:
-    """Capture a module; raises `UnsupportedModule` if a program could not run the graph.
+    """Capture a module; raises `UnsupportedModule` if the graph cannot run for many clients.
 
     `inputs`: a batch of one client, of which only shapes and dtypes matter; `all_outputs`: keep the
     module's whole output instead of its scores; `opaque_functions`: keep a user's autograd
-    functions as one operation each, of which there must be one.
+    functions as one operation each; raises if there are none.
     """
     flat.train()
     # a copy: a module may store tensors that it computes, which have no values here
@@ -179,6 +179,7 @@ def mutated_arguments(node: fx.Node) -> Iterator[fx.Node]:
     if not isinstance(node.target, torch._ops.OpOverload):
         return
     targets: list[Any] = []
+    # arguments 3 and 4 are the running mean and variance, 5 says whether they are updated
     if op_name(node) in UNDECLARED_MUTATIONS and node.args[5]:
         targets += node.args[3:5]
     if op_name(node) not in GRADIENT_ONLY_OPS:
@@ -207,7 +208,8 @@ class _Dataflow:
         self._targets = {node: list(mutated_arguments(node)) for node in nodes}
         self._mutated = [target for targets in self._targets.values() for target in targets]
         self._counters: set[fx.Node] = set()
-        """Nodes of counters that nothing else uses."""
+        """Nodes of shared buffers that training changes and no other operation reads, such as
+        `num_batches_tracked`."""
 
     def _aliases(self, node: fx.Node) -> list[fx.Node]:
         """Nodes that share memory with a node, and itself."""

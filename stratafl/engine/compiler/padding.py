@@ -1,6 +1,6 @@
 """Proof that a module treats every sample of a batch alone, so that batches may be padded.
 
-Two captured graphs, of batches of two samples and of more, are compared, and the sample axis is
+Captured graphs, of batches of one, two and more samples, are compared, and the sample axis is
 followed from value to value, also where it is merged with other axes. Padding is safe if every
 operation is known not to combine samples; an unknown operation counts as one that does. Random
 values must have the samples as first axis: then those of a sample do not depend on how many follow.

@@ -51,7 +51,7 @@ class GradientPlaces(NamedTuple):
     """Parameters whose gradients kernels have written in the backward pass."""
 
     def buffers(self, names: Sequence[str | None]) -> reference.GradientBuffers:
-        """Destination of the gradients of a layer's weight and bias."""
+        """Memory for the gradients of a layer's weight and bias; one name: without a bias."""
         views: list[Any] = [
             values.get(name or "") for values in (self.gradients, self.corrections) for name in (*names, None)[:2]
         ]
@@ -60,7 +60,7 @@ class GradientPlaces(NamedTuple):
 
 @dataclass
 class Context:
-    """State of one run of a program, except for its values."""
+    """State of one execution of a program, except for its values."""
 
     clients: int
     source: RandomSource | None
@@ -91,8 +91,8 @@ class Context:
         def call(*args: Any) -> Tensor:
             y = self.backend.ops[name](*args, gradient_buffers=places.buffers(parameters), loss_scale=places.loss_scale)
             if y.requires_grad:
-                # gradients are written only if the backward pass reaches y, which the loss may not
-                # depend on; a hook that held the context would keep all activations alive
+                # gradients are written only if the loss depends on y, so that the backward pass
+                # reaches it; a hook that held the context would keep all activations alive
                 written, names = places.written, [parameter for parameter in parameters if parameter is not None]
                 y.register_hook(lambda _: written.update(names))
             return y
@@ -121,7 +121,7 @@ class Context:
 
 BatchingRule = Callable[..., Any]
 """(context, operation, *arguments) -> one or several `PerClient`, or NotImplemented where the
-operation must be mapped by vmap."""
+operation must be mapped over the clients: by vmap, or one after another."""
 
 
 def is_channels_last(x: Tensor) -> bool:

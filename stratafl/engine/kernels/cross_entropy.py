@@ -2,8 +2,8 @@
 
     loss[c] = sum over b of weight[c, b] * (log(sum over k of exp(z[c, b, k])) - z[c, b, label])
 
-z are logits (C, B, K); the weight of a sample is 1 / number of samples that the mask keeps, and 0
-for the others. C clients, B samples, K classes.
+z are logits (C, B, K). A sample that the mask keeps has the weight 1 / number of kept samples, the
+others 0. C clients, B samples, K classes.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
@@ -74,6 +74,7 @@ class _CrossEntropy(torch.autograd.Function):
         dz = torch.empty_like(z)
         bk = next_power_of_two(classes, 1)
         bb = min(next_power_of_two(batch), max(1, 8192 // bk))
+        # without a mask the kernel reads none, and any pointer will do
         weights = labels if mask is None else mask.contiguous()
         if weights.dtype == torch.bool:
             weights = weights.view(torch.uint8)
@@ -95,6 +96,6 @@ def cross_entropy(
 ) -> Tensor:
     """Mean cross-entropy of each client's samples that its mask keeps, (C); 0 if it keeps none.
 
-    The gradients are multiplied by `loss_scale`.
+    The gradients are multiplied by `loss_scale`, the loss is not.
     """
     return _CrossEntropy.apply(logits_CBK, labels_CB, mask_CB, loss_scale)

@@ -1,10 +1,10 @@
 """Group normalisation of C clients, each with its own scale and shift, and its gradients.
 
-    y = relu(normal * w + b),  normal = (x - mean) / sqrt(variance + eps)
+    y = normal * w + b, then ReLU if RELU;  normal = (x - mean) / sqrt(variance + eps)
 
 x and y are (C, B, H, W, K), w and b are (C, K). Mean and variance are over the N = PIXELS * K / G
 values of a group of channels of one sample. C clients, B samples, K channels, G groups. Kernels
-work on blocks of BP pixels by BC channels.
+work on blocks of BP pixels by BC channels; for further names see `kernels.common`.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
@@ -33,9 +33,9 @@ def _forward(
     x_ptr, w_ptr, b_ptr, y_ptr, stat_ptr, stride_w, stride_b, eps, B, PIXELS, K: tl.constexpr, G: tl.constexpr,
     RELU: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Normalise one group of one sample, and store its mean and 1 / deviation in `stat`.
+    """Normalise one group of one sample, and store its mean and 1 / sqrt(variance + eps) in `stat`.
 
-    The variance is the mean of squared deviations from the mean: E[x^2] - mean^2 loses digits.
+    The variance is the mean of (x - mean)^2: E[x^2] - mean^2 loses digits.
     """
     cell = tl.program_id(0).to(tl.int64)
     sample, group = cell // G, (cell % G).to(tl.int32)
@@ -80,7 +80,7 @@ def _input_gradient(
 ):  # fmt: skip
     """Compute the gradient of one group of one sample.
 
-    dx = (dy w - mean(dy w) - normal * mean(dy w normal)) / deviation
+    dx = (dy w - mean(dy w) - normal * mean(dy w normal)) / sqrt(variance + eps)
 
     `part` gets the sample's part of the gradients of w, sum of dy normal, and of b, sum of dy.
     """
@@ -126,7 +126,7 @@ def _parameter_gradient(
     part_ptr, dw_ptr, db_ptr, correction_w_ptr, correction_b_ptr, squares_ptr, stride_w, stride_b, scale, B, K,
     CORRECT: tl.constexpr, BB: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Add up the parts of BC channels over the samples of a client, in their order."""
+    """Add up the parts of BC channels over the samples of a client, always in the same order."""
     c = tl.program_id(1).to(tl.int64)
     k = tl.program_id(0) * BC + tl.arange(0, BC)
     dw = tl.zeros((BB, BC), tl.float32)
@@ -204,5 +204,9 @@ def group_norm(
     gradient_buffers: GradientBuffers | None = None,
     loss_scale: float = 1.0,
 ) -> Tensor:
-    """Group normalisation with each client's own scale and shift, then ReLU if `relu`."""
+    """Group normalisation with each client's own scale and shift, then ReLU if `relu`.
+
+    The incoming gradient is `loss_scale` times too large; the parameters' gradients are divided by
+    it.
+    """
     return _GroupNorm.apply(x_CBHWK, groups, w_CK, b_CK, eps, relu, gradient_buffers, loss_scale)

@@ -1,8 +1,9 @@
 """Layouts of images and filters, and casts of operands.
 
 C clients, B samples, N values of a client, K channels, CO and CI output and input channels,
-T = KH * KW taps: positions of a filter. In the rows that the kernels compute with, the filters of a
-client are channels-last, (CO, KH, KW, CI); `convert_filters` copies them there and back.
+T = KH * KW taps: positions of a filter. In the rows of parameters that the kernels compute with,
+one per client, filters are channels-last, (CO, KH, KW, CI); `convert_filters` copies them from and
+to PyTorch's layout.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found", disallow-untyped-defs=False
@@ -53,7 +54,8 @@ def _convert_filters(
 
 
 def convert_filters(w_COIhw: Tensor, out_COIhw: Tensor) -> None:
-    """Copy filters to the other layout: from channels-last to channels-first, or back.
+    """Copy filters to the other layout: from channels-last to channels-first, or back. The caller
+    makes `out_COIhw` in that layout.
 
     A block holds all taps and many inputs, because one layout is contiguous in taps and the other
     in inputs: so both reading and writing are coalesced.
@@ -83,8 +85,10 @@ def _cast(x_ptr, out_ptr, peak_ptr, N, DTYPE: tl.constexpr, SCALED: tl.constexpr
 
 
 def cast_scaled(x: Tensor, operands: DotOperands) -> tuple[Tensor, Tensor]:
-    """Cast a contiguous tensor to the operand of a product, and return it with its peaks."""
+    """Cast a contiguous tensor to the operands' type, scaled if they are, and return it with its
+    peaks, from which the scale is computed."""
     peaks = operands.peaks(x)
+    # scaled operands are fp16 copies of fp32 tensors: with equal types nothing is scaled
     if TRITON[x.dtype] == operands.dtype:
         return x, peaks
     out = torch.empty(x.shape, dtype=TORCH[operands.dtype], device=x.device)

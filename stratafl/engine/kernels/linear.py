@@ -2,7 +2,8 @@
 
     y = relu(x w^T + b),  x (C, B, CI),  w (C, CO, CI),  b (C, CO),  y (C, B, CO)
 
-C clients, B samples, CI and CO input and output features, `b`, `i` and `o` their numbers.
+C clients, B samples, CI and CO input and output features. In the kernels `b`, `i` and `o` are the
+indices of samples, inputs and outputs; for further names see `kernels.common`.
 
 These products read or write each weight once and do little with it, so memory bandwidth bounds
 them: weights are the operand with many rows, samples the one with few. Weights are fp32 in memory
@@ -39,7 +40,7 @@ from stratafl.engine.kernels.reference import GradientBuffers
 from stratafl.engine.precision import Precision
 
 GROUPS = 4
-"""Programs that compute the columns of one block of rows of a weight gradient."""
+"""Maximum number of programs that share one block of rows of a weight gradient."""
 
 
 @triton.jit
@@ -120,6 +121,8 @@ def _weight_gradient(
 
     A program computes BO rows of the weights, and of them every GROUPS-th block of BI columns. If
     the batch is ONE block, the gradient of the outputs is loaded once for all columns.
+    Stored are the gradients times `scale`, plus the correction, and the sum of squares of what a
+    program stored.
     """
     c = tl.program_id(1).to(tl.int64)
     group = tl.program_id(0) % GROUPS

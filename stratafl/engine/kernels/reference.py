@@ -111,7 +111,8 @@ def linear(
 ) -> Tensor:
     """x @ w^T + b of each client, then ReLU if `relu`: (C, B, O).
 
-    The incoming gradient is `loss_scale` times too large; parameter gradients are divided by it.
+    The incoming gradient is `loss_scale` times too large; the parameters' gradients in the buffers
+    are divided by it.
     """
     x_CBI, w = cast_operand(x_CBI, precision), cast_operand(w_COI, precision)
     b = None if b_CO is None else cast_operand(b_CO, precision)
@@ -246,7 +247,7 @@ def lstm(x_CBTE: Tensor, layers: list[tuple[Tensor, Tensor, Tensor, Tensor]], pr
 
 
 def cross_entropy(logits_CBK: Tensor, labels_CB: Tensor, mask_CB: Tensor) -> Tensor:
-    """Mean cross-entropy of each client's samples that its mask keeps, (C).
+    """Mean cross-entropy of each client's samples that its mask keeps, (C); NaN if it keeps none.
 
     Labels may have more axes; the logits then have the same axes after K.
     """

@@ -55,7 +55,7 @@ ELSEWHERE = ("tree", "model", "data", "partition", "rules", "leaf", "ranks", "ne
 def as_config(
     simulation: Simulation, problem: Problem, method: Method, evaluation: Evaluation, execution: Execution
 ) -> Table:
-    """What a run was set up from, in tables."""
+    """Tables that describe what a run was set up from."""
     tables: dict[str, Table] = {
         "tree": {"shape": str(simulation.federation.tree.whole)},
         "data": named(problem.data),
@@ -81,8 +81,8 @@ def as_config(
 
 
 def objects_of(problem: Problem, method: Method) -> dict[str, str]:
-    """What of a run are objects that only its program has, by argument: where each is imported
-    from, or that it is in memory."""
+    """Arguments of a run that are objects of its program, not plain values: for each, where it is
+    imported from, or that it is in memory."""
     given = {each.name: getattr(problem, each.name) for each in dataclasses.fields(problem)}
     given |= {name: getattr(method, name) for name in ("rules", "leaf", "participation")}
     given.pop("tree")
@@ -99,7 +99,8 @@ def _method(rules: object) -> Table:
 
 
 def _frozen(simulation: Simulation) -> Table:
-    """What of a model is in no checkpoint, where it has any: a run goes on with the same."""
+    """Digest of a model's frozen weights, if it has any: they are in no checkpoint, and a run must
+    go on with the same."""
     digest = frozen_digest(simulation.flat)
     return {"frozen": digest[:16]} if digest else {}
 

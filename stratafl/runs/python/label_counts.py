@@ -1,4 +1,4 @@
-"""What the clients of a run from Python hold, in numbers, and a fingerprint of it."""
+"""Numbers of samples per class that clients of a run from Python have, and their fingerprint."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from stratafl.runs.python.describe import digest
 from stratafl.simulation.simulation import Simulation
 
 MOST_CLASSES = 1000
-"""Labels beyond this are not counted one by one."""
+"""With labels of this size or above, samples are counted whatever their labels."""
 
 
 def label_counts(simulation: Simulation) -> LabelCounts:
-    """The label counts of the whole tree; all ranks must ask. Targets that are no classes are
-    counted alone."""
+    """The label counts of the whole tree; all ranks must call this. Of targets that are no classes,
+    only the number is counted."""
     training, ranks = simulation.engine.training, simulation.ranks
     targets = training.samples.targets_N.cpu()
     classes = _classes(targets)

@@ -63,7 +63,7 @@ class SavedRun(RunRecorder):
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """While this is open, a signal asks the run to stop at the next good moment."""
+        """While this is open, a signal stops the run after the clients' next synchronisation."""
         is_over = self.simulation.done and not self.close.alive
         if self._stop is not None or is_over:
             yield
@@ -84,7 +84,7 @@ class SavedRun(RunRecorder):
             self._stop = None
 
     def next_round(self) -> RoundResult:
-        """The next one, recorded; after the last one the run is finished."""
+        """Train and record the next round; after the last one, finish the run."""
         with self.listening():
             assert self._stop is not None
             record = self.round(self._stop, self._watch)
@@ -109,7 +109,7 @@ class Saving(NamedTuple):
         return format.slug(self.path.name)
 
     def say(self, text: str) -> None:
-        """One line on the error stream, of the first rank."""
+        """Print a line on the error stream, on the first rank only."""
         if self.simulation.ranks.is_first:
             print(escape_control(f"{self.name}: {text}"), file=sys.stderr, flush=True)
 

@@ -38,7 +38,7 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Axis:
-    """Line of a grid: the key in a config, and its values with their labels."""
+    """Line of a grid: the parts of a dotted key in a config, and its values with their labels."""
 
     keys: tuple[str, ...]
     values: Sequence[tuple[str, Any]]
@@ -60,7 +60,7 @@ class Plan:
     def of(values: Mapping[str, Any], name: str, folder: Path = Path()) -> Plan:
         """Create the plan of a parsed file.
 
-        folder: from which the base config and the files in its own tables are looked up.
+        folder: where relative paths in the sweep file start.
         """
         check_plain(values)
         check_keys("sweep", values, KEYS)
@@ -168,7 +168,7 @@ def _leaves(
         keys = (*above, *str(key).split("."))
         if not all(keys):
             raise InvalidInput(f"{where} key", key, "must look like section.key")
-        # a variant's method or model is one value: the base's parameters are not those of another
+        # a variant's method or model is one value: the base's parameters must not stay with it
         as_one = where == "variants" and keys[0] in ("method", "model")
         if isinstance(value, Mapping) and len(keys) < 2 and not as_one:
             yield from _leaves(value, where, keys)

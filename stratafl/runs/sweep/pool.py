@@ -39,7 +39,7 @@ NO_TIME = "no time was left to begin it"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one run."""
+    """Outcome of one run of a sweep."""
 
     name: str
     status: str
@@ -47,12 +47,12 @@ class Outcome:
     path: Path | None = None
     """The run's directory; None if it failed before it had one."""
     was_done: bool = False
-    """Whether it was there before."""
+    """Whether the run was done before, so that nothing was to do."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something to show: a run began, did a round, said something or ended."""
+    """Event to show: a run began, did a round, gave a message or ended."""
 
     name: str
     kind: str
@@ -68,7 +68,7 @@ class Worker:
 
     process: subprocess.Popen
     number: int
-    """Which GPU it uses, counted round; whoever takes its place gets the same."""
+    """Number by which its GPU is chosen; a worker that takes its place gets the same."""
     tasks: IO[bytes]
     """Where it reads what to do."""
     said: IO[bytes]
@@ -100,7 +100,7 @@ class Worker:
             self.tasks.write(line.encode())
 
     def answers(self) -> Iterator[dict[str, Any]] | None:
-        """What it said since the last time; None when it will say no more."""
+        """Answers since the last call; None if the worker has ended."""
         said = os.read(self.said.fileno(), 1 << 16)
         self.heard += said
         *lines, rest = self.heard.split(b"\n")
@@ -145,11 +145,11 @@ def run_all(
     became of each.
 
     A run of the same name and config that is there already is skipped if it is done and goes on if
-    it is not. One that fails does not stop the others. A signal stops all of them after their group
-    rounds in progress, a second one at once; either way `Interrupted` is raised, and the same call
-    continues. When so many `seconds` have passed, what goes on is stopped after its group round in
-    progress and no more is begun: the outcomes say so, and the same call continues. One round is
-    always done, so that calls with however little time come to an end.
+    it is not. One that fails does not stop the others. A signal stops all of them at their clients'
+    next synchronisation, a second one at once; either way `Interrupted` is raised, and the same
+    call continues. When so many `seconds` have passed, runs in progress are stopped in the same way
+    and no more are begun: the outcomes say so, and the same call continues. One round is always
+    done, so that calls with however little time come to an end.
 
     keep_stale: take also runs whose files were changed since for what their configs would compute.
     target: what the runs are compared by, noted in the folder.
@@ -180,7 +180,7 @@ def run_all(
 
 
 def default_workers(configs: Mapping[str, Config]) -> int:
-    """One for each GPU where runs use them, otherwise one for each core."""
+    """Number of workers: one per GPU if runs use GPUs, otherwise one per core."""
     if any(config.run.device.startswith("cuda") for config in configs.values()):
         return max(torch.cuda.device_count(), 1)
     return usable_cores()

@@ -1,4 +1,4 @@
-"""One process of a sweep: it takes runs from its standard input, one JSON line each, and answers in
+"""Process of a sweep that takes runs from its standard input, one JSON line each, and answers in
 JSON lines.
 
 {"name": ..., "config": ..., "folder": ..., "resume": null or a run's path, "force": ...} ->
