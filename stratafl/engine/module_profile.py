@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from stratafl.base.dispatch import OpObserver
 from stratafl.base.errors import describe_exception, reraise_out_of_memory
 from stratafl.base.rng import device_generator, preserve_rng, rng_states
 from stratafl.core.client_training import ClientTraining
@@ -35,14 +35,6 @@ MAX_ORDINARY_VALUE = 1e6
 
 SMALL_OUTPUT_BYTES = 128 << 10
 """Mean size of an operation's output, for one client's batch, up to which outputs are small."""
-
-
-class OpObserver(TorchDispatchMode):
-    """Mode that sees every operation."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # with True torch loads its compiler, for seconds, to keep it out of this mode
 
 
 def written(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:

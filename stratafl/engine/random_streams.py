@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from stratafl.base.dispatch import OpObserver
 from stratafl.base.rng import CPU, PROCESS_LOCK, Stream, derive_seed, device_generator, mix, random_bits
-from stratafl.engine.module_profile import OpObserver
 from stratafl.engine.precision import cudnn_disabled
 
 BLOCK = 1 << 15

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
+from stratafl.base.dispatch import FlopCounter, library_layers_disabled
 from stratafl.base.topology import Tree
 from stratafl.core.client_training import TrainResult
 from stratafl.core.client_update import Leaf
@@ -215,12 +215,12 @@ def training_flops(forward: Callable[[], object]) -> float | None:
     forward: lets the model compute the outputs of one sample.
     """
     try:
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
+        with library_layers_disabled(), FlopCounter() as counter, torch.no_grad():
             forward()
     except Exception:
         # a model that fails under a dispatch mode can still be trained
         return None
-    return float(BACKWARD * counter.get_total_flops()) or None
+    return float(BACKWARD * counter.total) or None
 
 
 def _shortened(values_N: np.ndarray) -> list[int]:
