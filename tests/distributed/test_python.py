@@ -6,10 +6,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.distributed.conftest import on_ranks
 from tests.runs.conftest import contents
 
 
+@pytest.mark.slow
 def test_run_interrupted_within_a_round_is_resumed(tmp_path: Path) -> None:
     uninterrupted, run = tmp_path / "whole", tmp_path / "run"
     on_ranks(2, "-m", "tests.distributed.program", uninterrupted, 0)

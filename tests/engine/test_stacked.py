@@ -20,9 +20,10 @@ from stratafl.models.networks import cnn, logistic, lstm, mlp
 from stratafl.models.registry import build
 from stratafl.rules.registry import entries
 from tests.engine.pairs import CLOSE, compare, federation, perceptron, stacked
+from tests.slow import slow
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("depth", [slow(1), slow(2), 3])
 @pytest.mark.parametrize("rule", [entry.name for entry in entries()])
 def test_every_rule_on_uneven_trees_with_ragged_clients(rule: str, depth: int) -> None:
     assert compare(rules=[rule] * depth, depth=depth) < CLOSE
@@ -243,7 +244,7 @@ def test_transforms(augment) -> None:
 
 
 @pytest.mark.parametrize(("name", "shape"), [("mlp", (1, 4, 4)), ("cnn", (1, 16, 16))])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, slow(torch.float64)])
 def test_same_bits_twice_and_in_any_chunks(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     def run(chunk: int | None) -> bytes:
         model = seeded(lambda: build(name, shape, 3))

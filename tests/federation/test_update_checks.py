@@ -19,6 +19,7 @@ from stratafl.metrics.objective import Objective
 from stratafl.metrics.records import LOST_ROUNDS, RankRecord, all_refused_error, merge_records
 from stratafl.simulation.result import Result
 from tests.problems import without
+from tests.slow import slow
 
 SHAPES: dict[int, Any] = {1: 4, 2: [2, 3], 3: [[2, 1], [1, 3]]}
 PERIODS = {1: [2], 2: [2, 2], 3: [2, 2, 2]}
@@ -78,7 +79,7 @@ class Attention(nn.Module):
         return self.out(seen.mean(dim=1))
 
 
-@every_depth
+@pytest.mark.parametrize("depth", [slow(1), slow(2), 3])
 @pytest.mark.parametrize("method", [*METHODS, "median", "momentum"], ids=str)
 def test_a_mask_with_infinities_trains_as_if_it_were_no_buffer(method: Any, depth: int) -> None:
     masked = study(method, depth, model=lambda: Attention(True)).run()
@@ -165,7 +166,7 @@ def test_a_client_with_huge_data_counts_as_absent(method: Any, depth: int) -> No
 
 
 @every_method
-@pytest.mark.parametrize("size", [1e30, -1e20, 1e12, 1e9])
+@pytest.mark.parametrize("size", [1e30, slow(-1e20), slow(1e12), 1e9])
 def test_nobody_else_is_named_whatever_the_size(method: Any, size: float) -> None:
     """The huge client is not rejected when it has nothing to learn."""
     result = study(method, scale={1: size}, rounds=6).run()
@@ -203,7 +204,7 @@ def test_more_than_one_of_three() -> None:
 
 
 @every_method
-@pytest.mark.parametrize("factor", [1e-6, 0.0, 30.0, 1e3])
+@pytest.mark.parametrize("factor", [slow(1e-6), 0.0, 30.0, slow(1e3)])
 def test_what_is_merely_different_changes_nothing(method: Any, factor: float) -> None:
     """A client of other units, or with nothing to learn."""
     limited, free = (study(method, 3, scale={1: factor}, update_limit=limit) for limit in (None, 0))

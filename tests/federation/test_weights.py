@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from stratafl import Rule, Simulation, average, leaf, simulate
 from tests.deploy.trees import TOLERANCE, Deployed, assert_agrees, simulation
+from tests.slow import slow
 
 SHAPE, LEAVES = [[2, 1], [1, 2]], 6
 KEEP, GRADIENT = {"name": "mtgc", "restart": "keep"}, {"name": "mtgc", "restart": "gradient"}
@@ -48,7 +49,7 @@ def assert_balanced(sim: Simulation) -> None:
 
 @every_engine
 @pytest.mark.parametrize("method", ["mtgc", KEEP, GRADIENT, "scaffold", "feddyn"], ids=str)
-@pytest.mark.parametrize("meetings", [8, 11])
+@pytest.mark.parametrize("meetings", [slow(8), 11])
 def test_a_run_goes_on_under_other_weights(meetings: int, method: Any, engine: str) -> None:
     """Between two rounds, and within one."""
     rules, weights = method if method == "feddyn" else [method] * 3, [1, 2, 3, 4, 5, 6]

@@ -14,6 +14,7 @@ from stratafl.core.client_update import Leaf
 from stratafl.metrics.drift import Drift
 from tests.problems import PERIODS, SHAPES, LeastSquares, random_weights
 from tests.rules.test_parity import problem_and_setting
+from tests.slow import slow
 from tests.transcriptions import Node, Setting
 
 LR, ROUNDS = 0.05, 3
@@ -164,7 +165,7 @@ METHODS = {
 
 
 @pytest.mark.parametrize("partial", [False, True], ids=["all", "partial"])
-@pytest.mark.parametrize("weighted", ["uniform", "given"])
+@pytest.mark.parametrize("weighted", [slow("uniform"), "given"])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_paper_s_quantities(shape: str, method: str, weighted: str, partial: bool) -> None:

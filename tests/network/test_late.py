@@ -18,6 +18,7 @@ from stratafl.network.instance import BYTES_PER_MBIT
 from stratafl.rules.registry import entries, place
 from tests.network.late_events import LateWorld
 from tests.problems import LeastSquares, random_weights, root
+from tests.slow import slow
 
 LINK = 1.0
 HEAVY = {
@@ -62,7 +63,7 @@ CASES: list[tuple[Any, list[int], list[int | None]]] = [
 ]
 
 
-@pytest.mark.parametrize("method", ["average", "mtgc", "mtgc, kept"])
+@pytest.mark.parametrize("method", ["average", slow("mtgc"), "mtgc, kept"])
 @pytest.mark.parametrize("case", range(len(CASES)))
 @pytest.mark.parametrize("pipe", [None, 1.3])
 def test_time_and_learning_are_those_of_an_event_simulation(method: str, case: int, pipe: float | None) -> None:
@@ -143,7 +144,7 @@ def _by_hand(times: list[float], policy: dict[str, Any], rounds: int) -> tuple[l
 
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("shape", [4, "2x3", "2x2x2"])
-@pytest.mark.parametrize("participation", [None, 0.5])
+@pytest.mark.parametrize("participation", [slow(None), 0.5])
 def test_a_buffer_of_everybody_is_the_synchronous_run(name: str, shape: Any, participation: float | None) -> None:
     problem = LeastSquares(shape, seed=2)
     depth = problem.tree.depth

@@ -10,6 +10,7 @@ from stratafl.cost.costs import costs
 from stratafl.network.waiting import check_wait
 from tests.network.cases import Case, script, waiting_case
 from tests.network.events import World
+from tests.slow import slow_unless
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
@@ -44,7 +45,7 @@ def present_of(case: Case, world: World) -> dict[tuple[int, int], set[int]]:
     return result
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", slow_unless(lambda block: block == 0, range(4)))
 def test_decisions_and_seconds_are_those_of_an_event_simulation(block: int) -> None:
     late = 0
     for seed in range(75 * block, 75 * block + 75):

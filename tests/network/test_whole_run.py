@@ -20,6 +20,7 @@ from stratafl.network.specification import Network
 from stratafl.runs import read_run
 from tests.network.cases import quantity, random_tree
 from tests.network.whole_run import Place, Run, Spent, Terms
+from tests.slow import slow_unless
 
 STEPS, SAMPLES = 2, 4
 LINK = {"latency_s": "latency_N", "overhead_s": "overhead_s_N", "overhead_bytes": "overhead_bytes_N",
@@ -126,7 +127,7 @@ def money_of(tree: Tree, instance: NetworkInstance, spent: Spent, sent: list[flo
 
 
 @pytest.mark.parametrize("kind", ["all", "stops", "counts"])
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", slow_unless(lambda block: block == 0, range(4)))
 def test_a_stored_run_costs_what_it_does_in_an_event_simulation(kind: str, block: int, tmp_path: Path) -> None:
     was_late = 0
     for number in range(5 * block, 5 * block + 5):

@@ -16,6 +16,7 @@ from stratafl.report.page import page as page_of
 from stratafl.report.page_data import page_data
 from stratafl.runs.groups import collect_runs
 from tests.report.conftest import SETTINGS, Page, edit
+from tests.slow import slow, slow_unless
 
 
 @pytest.mark.parametrize("width", [320, 390, 768])
@@ -116,8 +117,8 @@ CONTROLS = (
 """Every button, option and fold of the page but the theme's and those that save a file."""
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("theme", ["light", slow("dark")])
+@pytest.mark.parametrize("width", slow_unless(lambda width: width in (400, 1440), WIDTHS))
 def test_every_chart_stays_in_its_card(measured: Page, odd_report: Path, width: int, theme: str) -> None:
     page = measured
     page.prefer(theme)

@@ -9,12 +9,17 @@ from stratafl import average, feddyn, fedprox, mtgc, place, scaffold
 from stratafl.core.schedule import Schedule
 from tests import transcriptions
 from tests.problems import PERIODS, SHAPES, LeastSquares, random_weights, root
+from tests.slow import slow
 from tests.transcriptions import Setting
 
 LR, ROUNDS = 0.05, 4
 CASES = pytest.mark.parametrize(
     ("shape", "weighted"),
-    [(shape, weighted) for shape in SHAPES for weighted in ("uniform", "samples", "given")],
+    [
+        (shape, weighted) if weighted == "given" or shape == "depth 2, unequal" else slow(shape, weighted)
+        for shape in SHAPES
+        for weighted in ("uniform", "samples", "given")
+    ],
 )
 RESTARTS = pytest.mark.parametrize("restart", ["zero", "gradient", "keep"])
 

@@ -16,14 +16,15 @@ from tests.deploy.trees import Deployed, simulation
 from tests.engine.pairs import CLOSE, compare
 from tests.problems import SHAPES, LeastSquares, root
 from tests.rules.test_parity import LR, ROUNDS, assert_close, problem_and_setting
+from tests.slow import slow
 
 ALPHA, NORM, DECAY = 0.7, 1.2, 0.05
 RELEASED, CLIPPED = feddyn(ALPHA, pull="after_clip"), feddyn(ALPHA)
-every_engine = pytest.mark.parametrize("engine", ["loop", "stacked", "vmap"])
+every_engine = pytest.mark.parametrize("engine", ["loop", "stacked", slow("vmap")])
 
 
 @every_engine
-@pytest.mark.parametrize("weighted", ["uniform", "given"])
+@pytest.mark.parametrize("weighted", [slow("uniform"), "given"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_released_order_by_hand(shape: str, weighted: str, engine: str) -> None:
     problem, setting = problem_and_setting(shape, weighted)
@@ -39,7 +40,9 @@ def test_the_released_order_by_hand(shape: str, weighted: str, engine: str) -> N
 
 @every_engine
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("chain", [leaf(LR), leaf(LR, weight_decay=DECAY, momentum=0.5)], ids=["plain", "momentum"])
+@pytest.mark.parametrize(
+    "chain", [slow(leaf(LR)), leaf(LR, weight_decay=DECAY, momentum=0.5)], ids=["plain", "momentum"]
+)
 def test_without_a_clip_the_order_is_the_same(chain: Leaf, shape: str, engine: str) -> None:
     problem, setting = problem_and_setting(shape, "given")
     one, other = (

@@ -26,12 +26,13 @@ from stratafl.runs.launch import Launch
 from tests.runs.conftest import ROOT, Server, contents
 from tests.runs.program import GROUP_ROUNDS
 from tests.runs.states import everything
+from tests.slow import slow_unless
 
 PROGRAM = Path(__file__).parent / "program.py"
 ENGINES = ["loop", "vmap", "stacked"]
 
 
-@pytest.fixture(scope="module", params=ENGINES)
+@pytest.fixture(scope="module", params=slow_unless(lambda engine: engine == "stacked", ENGINES))
 def uninterrupted(request, server: Server) -> tuple[str, Path]:
     """An engine, and a run of the program without interruption."""
     path = server.folder / f"whole-{request.param}"

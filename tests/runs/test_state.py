@@ -19,6 +19,7 @@ from stratafl.rules.registry import entries
 from stratafl.runs.checkpoint import Checkpoints, LogDigest, Progress
 from stratafl.runs.provenance import Provenance
 from tests.runs.states import everything, federation, through_a_file
+from tests.slow import slow
 
 
 @pytest.mark.parametrize("engine", ["loop", "vmap", "stacked"])
@@ -49,7 +50,7 @@ def check_resume(make, folder: Path, stop: int = 2) -> None:
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in entries()])
-@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("depth", [slow(1), slow(2), 3])
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_every_rule_goes_on_to_the_same_bits(name: str, depth: int, engine: str, tmp_path: Path) -> None:
     more = {"participation": [2] * depth, "leaf": leaf(0.1, momentum=0.5, clip_norm=1.0, weight_decay=0.01)}

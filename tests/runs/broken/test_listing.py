@@ -22,6 +22,7 @@ from stratafl.runs.launch import Launch
 from tests.commands import command
 from tests.runs.broken.nested import changed, paths
 from tests.runs.stopped import CONFIG
+from tests.slow import slow
 
 ODD: list[Any] = [
     KeyError, None, True, -1, 0, 7.5, 10**30, 10**400, float("nan"), float("inf"), float("-inf"), "", "text", "\ud800",
@@ -127,9 +128,12 @@ FIELDS = [
 
 
 @pytest.mark.parametrize("place", FIELDS, ids=lambda place: f"{place[0]} {place[2]}")
-def test_what_is_read_most_damaged_in_every_way(place: tuple, stored: Path, runs: Path, monkeypatch, capsys) -> None:
+@pytest.mark.parametrize("every", [12, slow(4)])
+def test_what_is_read_most_damaged_in_every_way(
+    place: tuple, every: int, stored: Path, runs: Path, monkeypatch, capsys
+) -> None:
     hurt = named(runs, "hurt")
-    for new in [*ODD, DEEP][FIELDS.index(place) % 4 :: 4]:
+    for new in [*ODD, DEEP][FIELDS.index(place) % every :: every]:
         shutil.copytree(named(stored, "hurt"), hurt, dirs_exist_ok=True)
         damage(hurt, *place, new)
         check_listed(runs, monkeypatch, capsys)
