@@ -23,11 +23,12 @@ from stratafl.metrics.objective import Goal
 from stratafl.rules import registry
 from stratafl.runs.sweep.table import Row as Group
 from tests.papers.histories import stored
+from tests.slow import slow_unless
 
 WIDTHS = (40, 60, 80, 120)
 
 
-@pytest.fixture(params=WIDTHS)
+@pytest.fixture(params=slow_unless(lambda width: width in (40, 80), WIDTHS))
 def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setenv("COLUMNS", str(request.param))
     return int(request.param)

@@ -16,6 +16,7 @@ from stratafl.deploy.protocol.wire import decode, encode
 from tests.deploy.trees import Deployed, assert_agrees, simulation
 from tests.problems import LeastSquares, root
 from tests.rules.test_invariants import weights_of
+from tests.slow import slow
 
 CHAINS: dict[str, dict[str, Any]] = {
     "nesterov": {"optimiser": {"name": "sgd", "momentum": 0.8, "nesterov": True}},
@@ -100,7 +101,7 @@ def test_corrections_sum_to_zero_per_parent(shape, method, chain, seed, particip
         assert moved > 0
 
 
-@pytest.mark.parametrize("restart", ["gradient", "keep"])
+@pytest.mark.parametrize("restart", ["gradient", slow("keep")])
 def test_mtgc_with_kept_adam_finds_the_minimiser(restart: str) -> None:
     problem = LeastSquares([[2, 1], [3]], None, spread=3.0)
 

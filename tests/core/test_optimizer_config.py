@@ -16,6 +16,7 @@ from stratafl.config.setup import experiment, leaf_trainer, part_of
 from stratafl.core.optimizer import SGD, Adam, AdamW
 from stratafl.runs.provenance import source_files
 from tests.runs.conftest import Server, contents, server
+from tests.slow import slow
 
 __all__ = ["server"]
 
@@ -98,7 +99,7 @@ def test_the_example_learns_on_every_engine(tmp_path: Path) -> None:
         torch.testing.assert_close(models[0], other, rtol=0, atol=0.02)  # a sign may fall either way
 
 
-@pytest.mark.parametrize("optimiser", ['{ name = "adamw", betas = [0.9, 0.99] }', '"my_optimiser.py:Signs"'])
+@pytest.mark.parametrize("optimiser", [slow('{ name = "adamw", betas = [0.9, 0.99] }'), '"my_optimiser.py:Signs"'])
 def test_a_run_that_is_killed_goes_on_to_the_same_bits(server: Server, tmp_path: Path, optimiser: str) -> None:
     own(tmp_path)
     study = tmp_path / "study.toml"

@@ -18,6 +18,7 @@ from stratafl.engine.factory import make_engine
 from stratafl.federation.local_parameters import ClientTrainer
 from tests.engine import pairs
 from tests.problems import LeastSquares, half_squares, root
+from tests.slow import slow_unless
 
 CHAINS: dict[str, dict[str, Any]] = {
     "sgd": {},
@@ -96,7 +97,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("chain", [*CHAINS, "own"])
-@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("rules", slow_unless(lambda name: name == "kept corrections", RULES))
 def test_every_engine_gives_the_loop_s_result(chain: str, rules: str) -> None:
     options = {"optimiser": Signs()} if chain == "own" else CHAINS[chain]
     for state in ("restart", "keep"):

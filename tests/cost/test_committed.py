@@ -12,6 +12,7 @@ from benchmarks.studies import waiting_policies
 from benchmarks.studies.paper_with_clock import RESULTS, page, picture, results, table
 
 
+@pytest.mark.slow
 def test_the_page_follows_from_the_records(tmp_path) -> None:
     result = results()
     assert page(result) == (RESULTS / "priced.md").read_text()

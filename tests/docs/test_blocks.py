@@ -7,6 +7,7 @@ user walks through also run.
 
 from __future__ import annotations
 
+import functools
 import json
 import shlex
 import shutil
@@ -156,11 +157,16 @@ def test_json_is_read(name: str) -> None:
 # -- commands --------------------------------------------------------------------------------------
 
 
+@functools.cache
+def whole_command() -> click.Command:
+    return typer.main.get_command(app)
+
+
 def parsed(line: str) -> str:
     """The full name of the command that a line calls; a command or an option that nobody knows
     raises."""
     words = shlex.split(line, comments=True)
-    command: click.Command = typer.main.get_command(app)
+    command = whole_command()
     context, name, rest = None, words[0], words[1:]
     while True:
         for parameter in command.params:  # what acts while it is parsed, such as --install-completion, must not

@@ -22,6 +22,7 @@ from stratafl.cli.main import main
 from stratafl.config.schema import Config
 from stratafl.config.setup import experiment
 from stratafl.runs.sweep import Plan
+from tests.slow import slow
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAN, INF = float("nan"), float("inf")
@@ -114,11 +115,12 @@ def tried(simulation: Any) -> None:
         next(simulation)
 
 
-def test_every_key_of_a_config_may_hold_anything() -> None:
+@pytest.mark.parametrize("count", [200, slow(500)])
+def test_every_key_of_a_config_may_hold_anything(count: int) -> None:
     configs = examples()
     assert all(judged(lambda: tried(experiment(Config.of(config))), config) for config in configs)
     cases = [(i, path, odd) for i, config in enumerate(configs) for path in places(config) for odd in PLAIN]
-    chosen = random.Random(0).sample(cases, 500)
+    chosen = random.Random(0).sample(cases, count)
     worked = 0
     for number, path, odd in chosen:
         values = changed(configs[number], path, odd)
@@ -154,13 +156,14 @@ rounds = 1
 """
 
 
-def test_every_change_on_the_command_line_may_be_anything(tmp_path, monkeypatch, capsys) -> None:
+@pytest.mark.parametrize("count", [50, slow(150)])
+def test_every_change_on_the_command_line_may_be_anything(count: int, tmp_path, monkeypatch, capsys) -> None:
     """Exit code 0 means that there is a run; 2 means one line of error and no run."""
     config, runs = tmp_path / "small.toml", tmp_path / "runs"
     config.write_text(SMALL)
     keys = [f"{section}.{key}" for section, values in Config().as_dict().items() for key in values]
     keys = [key for key in [*keys, "data.rotation.start", "data.synthetic.alpha", "none.at.all"] if key != "run.rounds"]
-    for key, word in random.Random(1).sample([(key, word) for key in keys for word in WORDS], 150):
+    for key, word in random.Random(1).sample([(key, word) for key in keys for word in WORDS], count):
         before = len(list(runs.iterdir())) if runs.exists() else 0
         arguments = ["run", config, "--quiet", "--runs", runs, "--set", f"{key}={word}"]
         monkeypatch.setattr(sys, "argv", ["stratafl", *map(str, arguments)])

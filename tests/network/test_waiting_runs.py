@@ -29,6 +29,7 @@ from stratafl.runs import read_run
 from tests.cost.test_pricing import config, trained
 from tests.problems import LeastSquares
 from tests.runs.test_within import check_every_meeting, within
+from tests.slow import slow_unless
 
 NETWORK = {
     "name": "ours",
@@ -67,7 +68,7 @@ def clocked(simulation: Simulation) -> list[ClockedRound]:
     return history  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", slow_unless(lambda name: name in ("a share", "both"), POLICIES))
 def test_who_is_late_is_as_absent_as_who_is_not_drawn(name: str) -> None:
     """Compare with a run whose participation function leaves out the same nodes."""
     simulation = waiting(POLICIES[name])
@@ -104,7 +105,7 @@ def test_a_network_alone_changes_nothing_but_what_is_recorded() -> None:
     assert not {"clock_seconds", "late"} & set(plain.result().frame().columns)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", slow_unless(lambda name: name in ("both", "buffers", "groups"), EVERY))
 def test_every_engine_and_every_chunk(name: str) -> None:
     def run(engine: str, chunk: int | None = None) -> tuple[list[Any], torch.Tensor]:
         simulation = waiting(EVERY[name], engine=engine)
@@ -120,7 +121,7 @@ def test_every_engine_and_every_chunk(name: str) -> None:
         torch.testing.assert_close(close, model, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", slow_unless(lambda name: name in ("both", "buffers", "groups"), EVERY))
 def test_left_after_any_meeting(name: str, tmp_path: Path) -> None:
     more = {"wait": EVERY[name], "network": NETWORK, "participation": [None, 2]}
     check_every_meeting(lambda: within("mtgc", 2, **more), tmp_path)

@@ -13,8 +13,9 @@ from papers.harness.series import Options
 from papers.mtgc.paper import MTGC
 from tests.cli.test_widths import WIDTHS, check, invoke
 from tests.papers.histories import reaching, results
+from tests.slow import slow_unless
 
-WIDTHS_OF_A_TERMINAL = pytest.mark.parametrize("width", WIDTHS)
+WIDTHS_OF_A_TERMINAL = pytest.mark.parametrize("width", slow_unless(lambda width: width in (40, 80), WIDTHS))
 
 
 @WIDTHS_OF_A_TERMINAL

@@ -15,6 +15,7 @@ from stratafl.report.figures import MAX_DISTINCT_STYLES, figures
 from stratafl.runs.groups import collect_runs, group_runs
 from tests.commands import CONFIG, command
 from tests.report.conftest import METHODS
+from tests.slow import slow
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -72,7 +73,7 @@ def test_another_metric_is_chosen_by_name(copied: Path, tmp_path: Path, monkeypa
     assert capsys.readouterr().err == "error: --metric = 'f1': these runs have accuracy, loss\n"
 
 
-@pytest.mark.parametrize("count", [MAX_DISTINCT_STYLES, MAX_DISTINCT_STYLES + 1])
+@pytest.mark.parametrize("count", [slow(MAX_DISTINCT_STYLES), MAX_DISTINCT_STYLES + 1])
 def test_any_number_of_settings_with_long_names_leaves_room_for_the_curves(
     runs: Path, tmp_path: Path, count: int
 ) -> None:

@@ -85,7 +85,7 @@ def test_runs_are_not_read_anew_for_each_who_asks(runs: Path) -> None:
 
 
 def test_many_idle_connections_do_not_stop_it(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ReportHandler, "timeout", 1)
+    monkeypatch.setattr(ReportHandler, "timeout", 0.3)
     with serving(runs) as server, contextlib.ExitStack() as idle:
         for _ in range(3 * MAX_REQUESTS):
             idle.enter_context(socket.create_connection(server.server_address, timeout=60))

@@ -9,11 +9,12 @@ from torch import nn
 
 from stratafl import simulate
 from stratafl.rules.registry import entries
+from tests.slow import slow
 
 SHAPES = {1: 3, 2: [2, 3], 3: [[2, 1], [1, 2]]}
 PERIODS = {1: [2], 2: [2, 2], 3: [2, 1, 2]}
 every_rule = pytest.mark.parametrize("name", [entry.name for entry in entries()])
-every_depth = pytest.mark.parametrize("depth", [1, 2, 3])
+every_depth = pytest.mark.parametrize("depth", [slow(1), slow(2), 3])
 
 
 def federation(name: str, depth: int, *, everywhere: bool = False, broken: int | None = None, **more):

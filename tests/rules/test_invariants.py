@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from stratafl import Tree, mtgc, place, scaffold
 from stratafl.federation.local_parameters import ClientTrainer
 from tests.problems import PERIODS, LeastSquares, root
+from tests.slow import slow
 
 few = settings(max_examples=12, deadline=None, derandomize=True)
 groups = st.lists(st.integers(1, 3), min_size=1, max_size=3)
@@ -134,7 +135,7 @@ def test_the_order_of_groups_does_not_matter(order, method, seed) -> None:
     assert_close(b.models[2].numpy(), a.models[2].numpy()[leaves])
 
 
-@pytest.mark.parametrize("restart", ["gradient", "keep"])
+@pytest.mark.parametrize("restart", [slow("gradient"), "keep"])
 def test_mtgc_finds_the_minimiser_that_hfedavg_misses(restart: str) -> None:
     problem = LeastSquares([[2, 1], [3]], None, spread=3.0)
     target = problem.minimiser()

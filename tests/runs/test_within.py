@@ -14,6 +14,7 @@ from stratafl import InvalidInput, leaf, mtgc
 from stratafl.rules.registry import entries
 from stratafl.runs.checkpoint import Checkpoints, Progress
 from tests.runs.states import everything, federation, through_a_file
+from tests.slow import slow
 
 PERIODS = {1: [2], 2: [4, 2], 3: [2, 2, 1]}
 CLIPPED = leaf(0.1, momentum=0.5, clip_norm=0.5, weight_decay=0.01)
@@ -40,8 +41,8 @@ def check_every_meeting(make, folder: Path) -> None:
     assert everything(first) == everything(uninterrupted), "asking for the state changes nothing"
 
 
-@pytest.mark.parametrize("engine", ["loop", "vmap", "stacked"])
-@pytest.mark.parametrize("depth", [2, 3])
+@pytest.mark.parametrize("engine", ["loop", slow("vmap"), "stacked"])
+@pytest.mark.parametrize("depth", [slow(2), 3])
 def test_after_any_meeting(engine: str, depth: int, tmp_path: Path) -> None:
     more = {"engine": engine, "participation": [2] * depth, "leaf": CLIPPED, "evaluate_levels": [0, 1]}
     check_every_meeting(lambda: within("mtgc", depth, **more), tmp_path)

@@ -25,8 +25,9 @@ from stratafl.deploy.protocol.wire import decode, encode, receive_bundle, receiv
 from tests.deploy.protocol.fallible import Died, Tree
 from tests.deploy.protocol.test_hostile import Lying, reported
 from tests.deploy.trees import PERIODS, TOLERANCE, simulation
+from tests.slow import slow
 
-every_depth = pytest.mark.parametrize("depth", [1, 2, 3])
+every_depth = pytest.mark.parametrize("depth", [slow(1), slow(2), 3])
 KEEP = {"name": "mtgc", "restart": "keep"}
 METHODS: list[Any] = ["mtgc", KEEP, "scaffold", "feddyn"]
 every_method = pytest.mark.parametrize("method", METHODS, ids=str)

@@ -16,6 +16,7 @@ from benchmarks.kernels import check
 from benchmarks.kernels.race_check import overtaken
 from stratafl.engine import kernels
 from tests.engine.pairs import CLOSE, compare
+from tests.slow import slow
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed here", allow_module_level=True)
@@ -134,17 +135,19 @@ def test_load_images_equals_flip_and_crop() -> None:
 
 
 DROPOUT = """
+import sys
 import torch
 from stratafl.engine import kernels
 from stratafl.engine.kernels import dropout, reference
 from stratafl.engine.random_streams import ClientStream, RandomSource
 
-device = "cpu" if kernels.is_interpreted() else "cuda"
+device, every = "cpu" if kernels.is_interpreted() else "cuda", int(sys.argv[1])
 client_C = torch.tensor([7, 2, 1000], device=device)
 steps = (4, torch.tensor(9, device=device), torch.tensor([5, 0, 2], device=device))
 cases = [(dtype, step, p) for dtype in (torch.float32, torch.bfloat16) for step in steps for p in (0.5, 0.1, 0.999)]
-for last, shape in ((False, (3, 5, 7)), (False, (3, 4, 3, 11)), (True, (3, 4, 5, 3, 6)), (True, (3, 3, 2, 2, 1))):
-    for dtype, step, p in cases:
+shapes = (False, (3, 5, 7)), (False, (3, 4, 3, 11)), (True, (3, 4, 5, 3, 6)), (True, (3, 3, 2, 2, 1))
+for number, (last, shape) in enumerate(shapes):
+    for dtype, step, p in cases[number % every :: every]:
         x, done = torch.randn(shape, device=device).to(dtype), []
         for drop in (reference.dropout, dropout.dropout):
             given, source = x.clone().requires_grad_(), RandomSource(ClientStream(11, client_C, step), 2)
@@ -158,9 +161,11 @@ for last, shape in ((False, (3, 5, 7)), (False, (3, 4, 3, 11)), (True, (3, 4, 5,
 """
 
 
-def test_dropout_equals_its_reference() -> None:
+@pytest.mark.parametrize("every", [4, slow(1)])
+def test_dropout_equals_its_reference(every: int) -> None:
     environment = dict(os.environ) if ON_GPU else {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", DROPOUT], env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", DROPOUT, str(every)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
