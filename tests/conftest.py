@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from importlib.metadata import EntryPoint
 
@@ -18,12 +17,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # add the papers' command as `make` does, also if the papers are not installed
 add_installed_commands(app, [EntryPoint("reproduce", "papers.harness.cli:reproduce_command", COMMAND_GROUP)])
-
-
-def pytest_collection_finish() -> None:
-    """Exempt what collection made, which stays until the end, from later garbage collections."""
-    gc.collect()
-    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -32,8 +32,8 @@ from tests.docs import blocks
 from tests.docs.blocks import PAGES, ROOT, Block
 
 READ = {path.relative_to(ROOT).as_posix(): blocks.read(path.read_text()) for path in PAGES}
-SLOW = ("docs/tutorial.md",)
-WALKED = (*SLOW, *(name for name in READ if name.startswith("docs/own/")))
+SLOW = ("docs/tutorial.md", "docs/runs.md")
+WALKED = ("docs/tutorial.md", *(name for name in READ if name.startswith("docs/own/")))
 """Pages whose commands are run, too, between their blocks."""
 PYTHON = sorted({*WALKED, *(name for name, page in READ.items() if any(b.language == "python" for b in page.blocks))})
 TOML = [(name, block) for name, page in READ.items() for block in page.blocks if block.language == "toml"]

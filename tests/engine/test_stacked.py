@@ -38,7 +38,7 @@ def test_local_terms_of_custom_rules(others: list[str]) -> None:
 
 
 @pytest.mark.parametrize("sampling", ["epochs", "replacement"])
-@pytest.mark.parametrize("batch", [1, 3, 5, 50, None])
+@pytest.mark.parametrize("batch", [1, slow(3), 5, slow(50), None])
 def test_sampling(batch: int | None, sampling: str) -> None:
     assert compare(batch=batch, sampling=sampling) < CLOSE
 
@@ -53,7 +53,7 @@ def test_sampling(batch: int | None, sampling: str) -> None:
         Leaf(lambda round: 0.1, (clip(0.1), corrections, decay(0.1))),
     ],
 )
-@pytest.mark.parametrize("rules", ["mtgc", "feddyn"])
+@pytest.mark.parametrize("rules", ["mtgc", slow("feddyn")])
 def test_client_update_chains(rules: str, chain: Leaf) -> None:
     assert compare(rules=rules, leaf=chain) < CLOSE
 
@@ -243,7 +243,7 @@ def test_transforms(augment) -> None:
 # -- bits ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "shape"), [("mlp", (1, 4, 4)), ("cnn", (1, 16, 16))])
+@pytest.mark.parametrize(("name", "shape"), [slow("mlp", (1, 4, 4)), ("cnn", (1, 16, 16))])
 @pytest.mark.parametrize("dtype", [torch.float32, slow(torch.float64)])
 def test_same_bits_twice_and_in_any_chunks(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     def run(chunk: int | None) -> bytes:
@@ -324,7 +324,7 @@ def test_kernels_that_write_gradients_to_the_rows(name: str, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("rules", ["mtgc", "feddyn", "hfedavg"])
-@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize("momentum", [slow(0.0), 0.5])
 def test_a_captured_step_reads_only_its_inputs(rules: str, momentum: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """The function itself stands in for its graph, with the graph's memory, steps and learning
     rates."""

@@ -17,7 +17,7 @@ from tests.engine.zoo import ZOO
 from tests.engine.zoo.entry import Entry
 from tests.engine.zoo.families import ZOO as FAMILIES
 from tests.engine.zoo.library import ZOO as LIBRARY
-from tests.slow import slow_unless
+from tests.slow import slow, slow_unless
 
 CLOSE = 1e-10
 ENGINES: tuple[EngineName, ...] = ("loop", "vmap", "stacked")
@@ -55,10 +55,12 @@ OTHERWISE = {
 }  # fmt: skip
 """Beginning of `how` for the modules that are not wholly stacked."""
 
-TAKING_LONG = LIBRARY.entries.keys() - {"GPT-2"}
-"""Published models of a library; smaller entries have each of their layers."""
-REPEATED = {name for name in FAMILIES.entries if name.startswith(("LSTM", "GRU", "RNN")) and "dropping" not in name}
-"""Recurrent layers of which other entries have the same kind with dropout."""
+TAKING_LONG = LIBRARY.entries.keys() | {
+    *(name for name in FAMILIES.entries if "dropping" not in name),
+    "encoder and decoder", "decoder with masks", "encoder", "encoder with a padding mask", "vision transformer",
+    "recurrent LSTM, both ways, two layers", "recurrent RNN, both ways, two layers", "recurrent with dropout",
+}  # fmt: skip
+"""Published models of a library, and stacks of layers: other entries have each of their layers."""
 
 # torch's own word on a kernel of even length
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
@@ -91,7 +93,7 @@ def expected(name: str) -> list[Trained]:
     return plain(problem(ZOO[name]))
 
 
-@pytest.mark.parametrize("name", slow_unless(lambda name: name not in TAKING_LONG | REPEATED, ZOO))
+@pytest.mark.parametrize("name", slow_unless(lambda name: name not in TAKING_LONG, ZOO))
 @pytest.mark.parametrize("engine_name", slow_unless(lambda name: name == "stacked", ENGINES))
 def test_every_engine_trains_what_plain_pytorch_trains(name: str, engine_name: EngineName) -> None:
     ran = engine(engine_name, problem(ZOO[name]))
@@ -116,7 +118,7 @@ def test_zero_parameters_hide_no_error_from_the_trial(name: str) -> None:
     assert not apart(expected(name), ran.clients), ran.how
 
 
-@pytest.mark.parametrize("examples", [10, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [6, slow(40)])
 def test_random_compositions_of_modules(examples: int) -> None:
     options = settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     options(given(entries(), st.booleans())(check_agreement))()

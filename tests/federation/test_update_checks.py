@@ -24,7 +24,7 @@ from tests.slow import slow
 SHAPES: dict[int, Any] = {1: 4, 2: [2, 3], 3: [[2, 1], [1, 3]]}
 PERIODS = {1: [2], 2: [2, 2], 3: [2, 2, 2]}
 FEATURES, CLASSES, EACH = 4, 3, 6
-every_depth = pytest.mark.parametrize("depth", [1, 2, 3])
+every_depth = pytest.mark.parametrize("depth", [slow(1), slow(2), 3])
 every_engine = pytest.mark.parametrize("engine", ["loop", "vmap", "stacked"])
 METHODS = ["hfedavg", "mtgc", {"name": "mtgc", "restart": "gradient"}, "scaffold", "feddyn", "fedprox", "adam"]
 every_method = pytest.mark.parametrize("method", METHODS, ids=str)
@@ -79,7 +79,7 @@ class Attention(nn.Module):
         return self.out(seen.mean(dim=1))
 
 
-@pytest.mark.parametrize("depth", [slow(1), slow(2), 3])
+@every_depth
 @pytest.mark.parametrize("method", [*METHODS, "median", "momentum"], ids=str)
 def test_a_mask_with_infinities_trains_as_if_it_were_no_buffer(method: Any, depth: int) -> None:
     masked = study(method, depth, model=lambda: Attention(True)).run()
@@ -204,7 +204,7 @@ def test_more_than_one_of_three() -> None:
 
 
 @every_method
-@pytest.mark.parametrize("factor", [slow(1e-6), 0.0, 30.0, slow(1e3)])
+@pytest.mark.parametrize("factor", [slow(1e-6), 0.0, slow(30.0), slow(1e3)])
 def test_what_is_merely_different_changes_nothing(method: Any, factor: float) -> None:
     """A client of other units, or with nothing to learn."""
     limited, free = (study(method, 3, scale={1: factor}, update_limit=limit) for limit in (None, 0))

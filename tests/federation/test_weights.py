@@ -17,7 +17,7 @@ from tests.slow import slow
 
 SHAPE, LEAVES = [[2, 1], [1, 2]], 6
 KEEP, GRADIENT = {"name": "mtgc", "restart": "keep"}, {"name": "mtgc", "restart": "gradient"}
-every_engine = pytest.mark.parametrize("engine", ["loop", "stacked"])
+every_engine = pytest.mark.parametrize("engine", ["loop", slow("stacked")])
 
 
 def study(rules: Any, weights: Any = "samples", engine: str = "loop", **more: Any) -> Simulation:
@@ -142,7 +142,7 @@ def test_a_round_without_steps_keeps_corrections(method: Any, engine: str) -> No
     assert_same_end(paused, study(method, engine=engine, batch=None, leaf=rates(0.05, 0.03), rounds=2))
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("depth", [slow(1), slow(2), 3])
 @pytest.mark.parametrize("method", ["hfedavg", "mtgc", "scaffold", "feddyn", "adam"])
 def test_a_deployed_round_without_steps_is_the_simulation_s(method: str, depth: int) -> None:
     sim = simulation(method, depth, leaf=rates(0.0, 0.05, 0.0, 0.05), rounds=4)

@@ -164,7 +164,7 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("partial", [False, True], ids=["all", "partial"])
+@pytest.mark.parametrize("partial", [slow(False), True], ids=["all", "partial"])
 @pytest.mark.parametrize("weighted", [slow("uniform"), "given"])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("shape", SHAPES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,16 @@ def squares() -> set[int]:
     return {tensor.untyped_storage().data_ptr() for tensor in real}
 
 
+@pytest.fixture
+def few_objects() -> Iterator[None]:
+    """No objects of other tests and of libraries among those that the garbage collector knows."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("few_objects")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_base_weights_are_in_memory_once(engine: str) -> None:
     simulation, seen = None, []

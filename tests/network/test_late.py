@@ -201,7 +201,7 @@ OFTEN: dict[str, tuple[Any, list[Any]]] = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name != "star" else []) for name in OFTEN]
 )
-@pytest.mark.parametrize("rules", [{"name": "mtgc", "restart": "keep"}, "scaffold"])
+@pytest.mark.parametrize("rules", [{"name": "mtgc", "restart": "keep"}, slow("scaffold")])
 def test_corrections_lead_to_the_optimum_of_the_synchronous_run(name: str, rules: Any) -> None:
     shape, wait = OFTEN[name]
     problem = LeastSquares(shape, seed=5)

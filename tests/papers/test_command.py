@@ -158,25 +158,27 @@ def test_one_figure_from_start_to_end(tmp_path: Path, monkeypatch, capsys) -> No
     assert command(monkeypatch, "reproduce", "fig7b", *arguments[2:], "--json") == 0
     assert json.loads(capsys.readouterr().out)["unfinished"] == 0
     assert {path: path.stat().st_mtime_ns for path in runs.iterdir()} == before
+    check_packed(runs, tmp_path, monkeypatch, capsys)
 
 
-def test_runs_can_be_packed_and_reported_elsewhere(tmp_path: Path, monkeypatch, capsys) -> None:
-    elsewhere, home, packed = tmp_path / "there", tmp_path / "home", tmp_path / "runs.tar.gz"
-    arguments = ["--scale", "quick", "--rounds", 2, "--only", "both/mtgc", "--quiet", "--out", tmp_path / "out"]
-    assert command(monkeypatch, "reproduce", "fig4", *arguments, "--runs", elsewhere) == 0
-    assert command(monkeypatch, "runs", elsewhere, "--status", "done", "--pack", packed) == 0
+def check_packed(runs: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    """Check that runs can be packed, and reported elsewhere."""
+    home, packed = tmp_path / "home", tmp_path / "runs.tar.gz"
+    assert command(monkeypatch, "runs", runs, "--status", "done", "--pack", packed) == 0
     with tarfile.open(packed) as archive:
         names = {Path(name).name for name in archive.getnames()}
         archive.extractall(home, filter="data")
     assert names == {"run.json", "status.json", "rounds.jsonl", "tree.json", "summary.json"}
-    assert [run.status for run in list_runs(home)] == ["done"]
+    assert [run.status for run in list_runs(home)] == ["done"] * 4
     assert command(monkeypatch, "runs", home, "--pack", tmp_path / "again.tgz") == 0
     assert (tmp_path / "again.tgz").read_bytes() == packed.read_bytes()
     capsys.readouterr()
-    assert command(monkeypatch, "reproduce", "fig4", *arguments, "--runs", home, "--report-only", "--json") == 0
+    arguments = ["--scale", "quick", "--rounds", 2, "--quiet", "--out", tmp_path / "other"]
+    assert command(monkeypatch, "reproduce", "fig7a", *arguments, "--runs", home, "--report-only", "--json") == 0
     (report,) = json.loads(capsys.readouterr().out)["results"]
-    assert ["/".join((*row["panel"], row["line"])) for row in report["rows"] if row["complete"]] == ["digits/both/mtgc"]
-    assert command(monkeypatch, "runs", elsewhere, "--pack", tmp_path / "runs.zip") == 2
+    lines = [row["line"] for row in report["rows"] if row["complete"]]
+    assert lines == ["hfedavg", "local_correction", "group_correction", "mtgc"]
+    assert command(monkeypatch, "runs", runs, "--pack", tmp_path / "runs.zip") == 2
 
 
 @pytest.mark.slow

@@ -97,7 +97,7 @@ def test_a_client_with_nan_is_rejected_alone(name: str, depth: int) -> None:
 @every_rule
 def test_learns(name: str) -> None:
     sim = federation(name, 2, test=None)
-    sim.rounds = 25
+    sim.rounds = 10
     supply = sim.engine.training.samples
     inputs, targets = supply.inputs_N, supply.targets_N
     sim.evaluator.test = (inputs, targets)

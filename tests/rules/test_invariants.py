@@ -13,7 +13,7 @@ from stratafl.federation.local_parameters import ClientTrainer
 from tests.problems import PERIODS, LeastSquares, root
 from tests.slow import slow
 
-few = settings(max_examples=12, deadline=None, derandomize=True)
+few = settings(max_examples=8, deadline=None, derandomize=True)
 groups = st.lists(st.integers(1, 3), min_size=1, max_size=3)
 shapes = st.one_of(st.integers(1, 5), groups, st.lists(groups, min_size=1, max_size=2))
 restarts = st.sampled_from(["zero", "gradient", "keep"])

@@ -68,8 +68,8 @@ def config_of(folder: Path, **run: Any) -> Config:
     return Config.load(folder / "study.toml", [f"run.{key}={json.dumps(value)}" for key, value in run.items()])
 
 
-def done(folder: Path, **run: Any) -> StoredRun:
-    launch = Launch.new(config_of(folder, **run), "study", folder / "runs")
+def done(folder: Path, name: str = "study", **run: Any) -> StoredRun:
+    launch = Launch.new(config_of(folder, **run), name, folder / "runs")
     return read_run(launch.run().path)
 
 
@@ -96,7 +96,7 @@ def test_a_sweep_runs_again_what_was_edited_and_names_the_file(project: Path) ->
 
 
 def test_a_moved_and_a_copied_project_know_their_runs(project: Path, tmp_path: Path) -> None:
-    swept(project)
+    done(project, "a")
     copied = shutil.copytree(project, tmp_path / "copied")
     assert swept(copied) == (True, [])
     with (copied / "rule.py").open("a") as file:
@@ -106,7 +106,7 @@ def test_a_moved_and_a_copied_project_know_their_runs(project: Path, tmp_path: P
 
 
 def test_storage_and_engine_are_no_reason_to_run_again(project: Path) -> None:
-    swept(project)
+    done(project, "a")
     assert swept(project, checkpoint_every=1, keep_state=True, engine="loop") == (True, [])
     assert swept(project, precision="bf16") == (True, ["a: was computed in fp32, and is not again in bf16"])
     assert swept(project, update_factor=9)[0] is False
