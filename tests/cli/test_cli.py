@@ -20,6 +20,7 @@ from stratafl.cli.main import COMMAND_GROUP, add_installed_commands, app
 from stratafl.rules import registry
 from stratafl.runs import read_run
 from tests.commands import CONFIG, command
+from tests.slow import slow
 
 
 @pytest.fixture
@@ -51,7 +52,11 @@ def test_every_command_is_known_here() -> None:
     assert {(), ("init",), ("run",), ("reproduce",), ("data", "show"), ("deploy", "up")} <= set(COMMANDS)
 
 
-@pytest.mark.parametrize("words", [("--version",), *((*each, "--help") for each in COMMANDS)], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [("--version",), *((*each, "--help") if len(each) < 2 else slow((*each, "--help")) for each in COMMANDS)],
+    ids=" ".join,
+)
 def test_help_comes_before_anything_heavy(words: tuple[str, ...]) -> None:
     """Help that first loads PyTorch takes seconds; a command loads it when it begins to work."""
     ran = subprocess.run([sys.executable, "-c", LOADED, *words], capture_output=True, text=True, timeout=120)
