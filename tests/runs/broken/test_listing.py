@@ -133,7 +133,7 @@ def test_what_is_read_most_damaged_in_every_way(
     place: tuple, every: int, stored: Path, runs: Path, monkeypatch, capsys
 ) -> None:
     hurt = named(runs, "hurt")
-    for new in [*ODD, DEEP][FIELDS.index(place) % every :: every]:
+    for new in [*ODD[FIELDS.index(place) % every :: every], DEEP]:
         shutil.copytree(named(stored, "hurt"), hurt, dirs_exist_ok=True)
         damage(hurt, *place, new)
         check_listed(runs, monkeypatch, capsys)
