@@ -65,7 +65,7 @@ CASES: list[tuple[Any, list[int], list[int | None]]] = [
 
 @pytest.mark.parametrize("method", ["average", slow("mtgc"), "mtgc, kept"])
 @pytest.mark.parametrize("case", range(len(CASES)))
-@pytest.mark.parametrize("pipe", [None, 1.3])
+@pytest.mark.parametrize("pipe", [slow(None), 1.3])
 def test_time_and_learning_are_those_of_an_event_simulation(method: str, case: int, pipe: float | None) -> None:
     shape, periods, buffers = CASES[case]
     if method != "average":

@@ -16,7 +16,7 @@ LR, ROUNDS = 0.05, 4
 CASES = pytest.mark.parametrize(
     ("shape", "weighted"),
     [
-        (shape, weighted) if weighted == "given" or shape == "depth 2, unequal" else slow(shape, weighted)
+        (shape, weighted) if weighted == "given" else slow(shape, weighted)
         for shape in SHAPES
         for weighted in ("uniform", "samples", "given")
     ],
