@@ -65,7 +65,8 @@ def default_engine_name(
     batch = max(sizes) if full_training.batch_size is None else min(full_training.batch_size, max(sizes))
     if sum(min(size, batch) for size in sizes) < MIN_BATCH_FILL * batch * len(sizes):
         return "loop"
-    return "stacked" if not profile.failure and (profile.has_small_outputs or profile.has_max_pool) else "loop"
+    gains = profile.has_small_outputs or profile.has_max_pool or profile.has_lstm
+    return "stacked" if gains and not profile.failure else "loop"
 
 
 def mean_distinct_batch_lengths(full_training: ClientTraining) -> float:

@@ -213,6 +213,10 @@ class CompiledGradients:
             size = len(group.x_CP)
             if x_CP.device.type == "cpu":
                 size = max(1, CPU_ACTIVATION_BYTES // max(1, program.graph.max_value_bytes))
+                if "aten.lstm.input" in program.graph.op_names:
+                    # as many LSTM layers for each thread, see `recurrent_rules`
+                    threads = torch.get_num_threads()
+                    size = -(-size // threads) * threads
             for first in range(0, len(group.x_CP), size):
                 self._run(program, group.select(slice(first, first + size), length), squared_norms)
             if isinstance(clients, list):

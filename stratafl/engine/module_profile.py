@@ -72,6 +72,8 @@ class ModuleProfile:
     """Mean size of the operations' outputs in the forward pass of a client's batch."""
     has_max_pool: bool = False
     """Whether it max-pools images."""
+    has_lstm: bool = False
+    """Whether it has an LSTM layer, which a CPU computes by one kernel."""
     failure: str = ""
     """Reason why no gradient could be computed, or "". Training then raises the error itself."""
 
@@ -164,6 +166,7 @@ def _observe(training: ClientTraining, index_B: Tensor) -> ModuleProfile:
         counter_increments=_equal_increments(initial, integers, next_integers),
         mean_output_bytes=counter.output_bytes / max(1, counter.count),
         has_max_pool=counter.has_max_pool,
+        has_lstm=counter.has_lstm,
     )
 
 
@@ -210,7 +213,7 @@ class OpCounter(OpObserver):
     def __init__(self) -> None:
         super().__init__()
         self.count = self.output_bytes = 0
-        self.has_max_pool = False
+        self.has_max_pool = self.has_lstm = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -220,6 +223,7 @@ class OpCounter(OpObserver):
             self.output_bytes += sum(output.nbytes for output in outputs if isinstance(output, Tensor))
             # sequences are pooled as images with one line
             self.has_max_pool |= func._opname == "max_pool2d_with_indices" and outputs[0].shape[-2] > 1
+            self.has_lstm |= func._opname == "mkldnn_rnn_layer"
         return result
 
 

@@ -66,7 +66,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
         "stacked",
     ),
     "large layers": (lambda: nn.Sequential(nn.Linear(64, 60_000), nn.ReLU(), nn.Linear(60_000, 3)), (64,), "loop"),
-    "large lstm": (lambda: Sequences(nn.LSTM(5, 256, batch_first=True)), (80, 5), "loop"),
+    "large lstm": (lambda: Sequences(nn.LSTM(5, 256, batch_first=True)), (80, 5), "stacked"),
 }
 
 

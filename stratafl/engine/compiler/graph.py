@@ -79,7 +79,10 @@ class CapturedGraph(NamedTuple):
     def max_value_bytes(self) -> int:
         """Bytes of one client's largest value."""
         values = [node.meta.get("val") for node in self.nodes if node in self.per_client]
-        return max((value.nbytes for value in values if isinstance(value, Tensor)), default=0)
+        sizes = [value.nbytes for value in values if isinstance(value, Tensor)]
+        # four gates for each output of an LSTM, which the operation keeps to itself
+        sizes += [4 * node.meta["val"][0].nbytes for node in self.nodes if op_name(node) == "lstm"]
+        return max(sizes, default=0)
 
     @property
     def op_names(self) -> list[str]:

@@ -8,14 +8,19 @@ Shape suffixes: C clients, T time steps, B samples, I input features, H hidden f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from stratafl.engine.compiler.batching_rules import drop_elements
 from stratafl.engine.compiler.values import BatchingRule, Context, PerClient, wrap
+
+LARGEST_HEAP_BLOCK = 31 << 20
+"""Bytes of a block just below 32 MB, from which on glibc never takes blocks from its heap."""
 
 State = tuple[Tensor, ...]
 """Hidden state, and the cell state of an LSTM, of one layer and direction."""
@@ -95,16 +100,20 @@ def rnn_rule(context: Context, op: Any, x: Any, hidden: Any, params: Any, *optio
     drops = dropout and train and layers > 1
     x_C, parameters = context.stacked(x), [context.stacked(parameter) for parameter in params]
     states = [context.stacked(state) for state in (hidden if op._opname == "lstm" else [hidden])]
-    if _has_fused_cpu_kernel(op, x_C) and not drops:
-        clients = zip(*(value.unbind() for value in (x_C, *states, *parameters)), strict=True)
-        results = [op(client[0], client[1:3], client[3:], *options) for client in clients]
-        return tuple(PerClient(torch.stack(parts)) for parts in zip(*results, strict=True))
+    directions = 2 if bidirectional else 1
+    cell_parameters = len(parameters) // (layers * directions)
+    projects = cell_parameters % 2 == 1
+    if _has_fused_cpu_kernel(op, x_C) and not drops and not projects:
+
+        def client_lstm(x: Tensor, h: Tensor, c: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+            return op(x, [h, c], weights, *options)
+
+        return wrap(_ClientByClient.apply(client_lstm, x_C, *states, *parameters))
     has_batch = x_C.dim() == 4
     if not has_batch:
         x_C, states, batch_first = x_C[:, :, None], [state[:, :, None] for state in states], False
     x_CTBI = x_C.transpose(1, 2) if batch_first else x_C
-    cell, directions = CELLS[op._opname], 2 if bidirectional else 1
-    cell_parameters = len(parameters) // (layers * directions)
+    cell = CELLS[op._opname]
     final_states: list[State] = []
     for layer in range(layers):
         outputs = []
@@ -124,9 +133,55 @@ def rnn_rule(context: Context, op: Any, x: Any, hidden: Any, params: Any, *optio
     return tuple(PerClient(result if has_batch else result[:, :, 0]) for result in results)
 
 
+class _ClientByClient(torch.autograd.Function):
+    """Function called for one client after another, the clients divided among torch's threads.
+
+    Threads that shared a single call would have to wait for each other in every time step.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., tuple[Tensor, ...]], *stacks: Tensor) -> tuple[Tensor, ...]:
+        # glibc returns free memory above twice the size of the largest block freed so far, and the
+        # system would clear all of it again in the next step; this block is never written to
+        torch.empty(LARGEST_HEAP_BLOCK, dtype=torch.uint8)
+        needs_gradient = ctx.needs_input_grad[1:]
+
+        def call(inputs: tuple[Tensor, ...]) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+            leaves = [value.detach().requires_grad_(needs) for value, needs in zip(inputs, needs_gradient, strict=True)]
+            with torch.enable_grad():
+                return leaves, function(*leaves)
+
+        ctx.calls = _divided_among_threads(call, zip(*stacks, strict=True))
+        return tuple(torch.stack(parts) for parts in zip(*(outputs for _, outputs in ctx.calls), strict=True))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        def differentiate(call: Any) -> tuple[Tensor, ...]:
+            (leaves, outputs), *client_gradients = call
+            return torch.autograd.grad(outputs, [leaf for leaf in leaves if leaf.requires_grad], client_gradients)
+
+        results = _divided_among_threads(differentiate, zip(ctx.calls, *gradients, strict=True))
+        stacks = map(torch.stack, zip(*results, strict=True))
+        return tuple(next(stacks) if needs else None for needs in ctx.needs_input_grad)
+
+
+def _divided_among_threads(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    """Results of a function, whose operations use one thread each."""
+    threads = torch.get_num_threads()
+    if threads == 1:
+        return [function(item) for item in items]
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            return list(pool.map(function, items))
+    finally:
+        # the pool's setting also reaches MKL, which has one number for all threads
+        torch.set_num_threads(threads)
+
+
 def _has_fused_cpu_kernel(op: Any, x_C: Tensor) -> bool:
-    """Whether the CPU computes the whole layer with one kernel, which is faster than a product of
-    all clients for every time step."""
+    """Whether the CPU computes the whole layer with one kernel, which takes half the time of a
+    product of all clients in every time step."""
     on_cpu = x_C.device.type == "cpu" and x_C.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     return op._opname == "lstm" and on_cpu and torch.backends.mkldnn.is_available()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from stratafl.engine import kernels
 from stratafl.engine.batches import ClientBatches
 from stratafl.engine.compiler.padding import can_pad
 from stratafl.engine.compiler.program import BatchedProgram
+from stratafl.engine.compiler.recurrent_rules import rnn_rule
+from stratafl.engine.compiler.values import Context, PerClient
 from stratafl.engine.gradients import CompiledGradients, GradientTask
 from stratafl.models.networks import lstm, resnet18_gn
 from tests.engine.selected import select
@@ -123,6 +126,36 @@ def test_sequences() -> None:
     codes = torch.randint(9, (3, 4, 5), generator=torch.Generator().manual_seed(0))
     assert difference(lstm((5,), 9, embedding=3, hidden=4), codes) < 1e-12
     assert difference(nn.Sequential(nn.Embedding(9, 3), nn.Flatten(), nn.Linear(15, 2)), codes) < 1e-12
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True}, {"bias": False}, {"num_layers": 2}], ids=str)
+def test_cpu_lstm_gives_each_clients_gradient(threads: int, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    modules: list[Any] = [nn.LSTM(4, 5, batch_first=True, **options) for _ in range(3)]
+    module = modules[0]
+    states = module.num_layers * (1 + module.bidirectional)
+    values = [torch.randn(3, 2, 6, 4), *torch.randn(2, 3, states, 2, 5)]
+    values += [torch.stack(clients) for clients in zip(*(module.parameters() for module in modules), strict=True)]
+    values = [value.detach().requires_grad_() for value in values]
+    settings = module.bias, module.num_layers, 0.0, True, module.bidirectional, True
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        x, h, c, *weights = map(PerClient, values)
+        results = rnn_rule(Context(3, None), torch.ops.aten.lstm.input, x, [h, c], weights, *settings)
+        gradients = torch.autograd.grad(sum(result.tensor.cos().sum() for result in results), values)
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    expected = []
+    for client, module in enumerate(modules):
+        inputs = [value[client].detach().requires_grad_() for value in values[:3]]
+        outputs, state = module(inputs[0], tuple(inputs[1:]))
+        loss = sum(result.cos().sum() for result in (outputs, *state))
+        expected.append(torch.autograd.grad(loss, [*inputs, *module.parameters()]))
+    for gradient, parts in zip(gradients, zip(*expected, strict=True), strict=True):
+        assert torch.allclose(gradient, torch.stack(parts), rtol=1e-5, atol=1e-6)
 
 
 def test_resnet() -> None:
