@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from stratafl import leaf, simulate
+from stratafl import Client, Data, Tree, simulate
 
 generator = torch.Generator().manual_seed(0)
 inputs = torch.randn(600, 20, generator=generator)
@@ -15,15 +15,12 @@ partition = [part.numpy() for part in by_class.chunk(11)]
 
 simulation = simulate(
     lambda: nn.Sequential(nn.Linear(20, 32), nn.Tanh(), nn.Linear(32, 3)),
-    (inputs, targets),
-    partition,
-    tree,
+    Data((inputs, targets), partition=partition, test=(inputs[500:], targets[500:])),
+    Tree(tree, weights="samples"),
     "mtgc",
-    periods=[2, 3, 5],
     rounds=8,
-    leaf=leaf(0.2, clip_norm=10.0),
-    weights="samples",
-    test=(inputs[500:], targets[500:]),
+    schedule=[2, 3, 5],
+    client=Client(0.2, clip_norm=10.0),
 )
 for result in simulation:
     print(f"round {result.round}: accuracy {result.metrics['accuracy']:.3f}")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from stratafl import leaf, simulate
+from stratafl import Client, Data, simulate
 
 WORDS, LENGTH = 16, 12
 """Codes there are, 0 for none, and of a note at most; 1 to 5 are calm words, 6 to 10 are not."""
@@ -53,8 +53,8 @@ def load(clients: int = 6) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    data, chain = load(), leaf(0.003, clip_norm=1.0, optimiser="adamw")
+    notes, client = load(), Client(0.003, batch_size=20, clip_norm=1.0, optimizer="adamw")
     run = simulate(
-        Classifier, data["train"], None, "2x3", periods=[2, 5], rounds=12, leaf=chain, batch=20,
-        test=data["test"], metrics=["f1"], save="runs/own_text")  # fmt: skip
+        Classifier, Data(notes["train"], test=notes["test"]), "2x3", schedule=[2, 5], client=client,
+        evaluation=["f1"], rounds=12, save="runs/own_text")  # fmt: skip
     print(run.run().history[-1].metrics)

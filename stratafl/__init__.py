@@ -12,17 +12,31 @@ from stratafl.base.version import __version__
 
 if TYPE_CHECKING:
     from stratafl.base.errors import InvalidInput, UserCodeError
-    from stratafl.base.topology import Tree
-    from stratafl.core.client_update import clip, corrections, decay, leaf
-    from stratafl.core.optimizer import SGD, Adam, AdamW, Optimiser, constant, cosine, step_decay
+    from stratafl.base.topology import Topology
+    from stratafl.core.client_update import clip, corrections, decay
+    from stratafl.core.optimizer import SGD, Adam, AdamW, Optimiser
     from stratafl.core.participation import Draw
     from stratafl.core.rule import Edge, Rule, average
-    from stratafl.core.schedule import Schedule
+    from stratafl.core.schedule import SyncSchedule
     from stratafl.cost.pricing import price
+    from stratafl.experiment.experiment import Experiment, simulate
+    from stratafl.experiment.sections import (
+        Aggregation,
+        Client,
+        Cosine,
+        Data,
+        Evaluation,
+        Execution,
+        Method,
+        Model,
+        Schedule,
+        StepDecay,
+        Storage,
+        Tree,
+    )
     from stratafl.metrics.records import RoundResult
     from stratafl.rules import adam, feddyn, fedprox, median, momentum, mtgc, scaffold, yogi
     from stratafl.rules.registry import place, register
-    from stratafl.runs.python.simulate import simulate
     from stratafl.runs.trackers import MLflow, TensorBoard, WeightsAndBiases
     from stratafl.simulation.callbacks import tracking
     from stratafl.simulation.result import Result
@@ -32,24 +46,33 @@ if TYPE_CHECKING:
 _MODULES = {
     "InvalidInput": "base.errors",
     "UserCodeError": "base.errors",
-    "Tree": "base.topology",
+    "Topology": "base.topology",
     "clip": "core.client_update",
     "corrections": "core.client_update",
     "decay": "core.client_update",
-    "leaf": "core.client_update",
     "Adam": "core.optimizer",
     "AdamW": "core.optimizer",
-    "constant": "core.optimizer",
-    "cosine": "core.optimizer",
     "Optimiser": "core.optimizer",
     "SGD": "core.optimizer",
-    "step_decay": "core.optimizer",
     "Draw": "core.participation",
     "average": "core.rule",
     "Edge": "core.rule",
     "Rule": "core.rule",
-    "Schedule": "core.schedule",
+    "SyncSchedule": "core.schedule",
     "price": "cost.pricing",
+    "Experiment": "experiment.experiment",
+    "Aggregation": "experiment.sections",
+    "Client": "experiment.sections",
+    "Cosine": "experiment.sections",
+    "Data": "experiment.sections",
+    "Evaluation": "experiment.sections",
+    "Execution": "experiment.sections",
+    "Method": "experiment.sections",
+    "Model": "experiment.sections",
+    "Schedule": "experiment.sections",
+    "StepDecay": "experiment.sections",
+    "Storage": "experiment.sections",
+    "Tree": "experiment.sections",
     "RoundResult": "metrics.records",
     "adam": "rules",
     "feddyn": "rules",
@@ -61,7 +84,7 @@ _MODULES = {
     "yogi": "rules",
     "place": "rules.registry",
     "register": "rules.registry",
-    "simulate": "runs.python.simulate",
+    "simulate": "experiment.experiment",
     "MLflow": "runs.trackers",
     "TensorBoard": "runs.trackers",
     "WeightsAndBiases": "runs.trackers",
@@ -74,17 +97,30 @@ __all__ = [
     "SGD",
     "Adam",
     "AdamW",
+    "Aggregation",
+    "Client",
+    "Cosine",
+    "Data",
     "Draw",
     "Edge",
+    "Evaluation",
+    "Execution",
+    "Experiment",
     "InvalidInput",
     "MLflow",
+    "Method",
+    "Model",
     "Optimiser",
     "Result",
     "RoundResult",
     "Rule",
     "Schedule",
     "Simulation",
+    "StepDecay",
+    "Storage",
+    "SyncSchedule",
     "TensorBoard",
+    "Topology",
     "Tree",
     "UserCodeError",
     "WeightsAndBiases",
@@ -92,13 +128,10 @@ __all__ = [
     "adam",
     "average",
     "clip",
-    "constant",
     "corrections",
-    "cosine",
     "decay",
     "feddyn",
     "fedprox",
-    "leaf",
     "median",
     "momentum",
     "mtgc",
@@ -107,7 +140,6 @@ __all__ = [
     "register",
     "scaffold",
     "simulate",
-    "step_decay",
     "tracking",
     "yogi",
 ]

@@ -9,14 +9,16 @@ import pytest
 from stratafl.cli.main import main
 
 CONFIG = """
+rounds = 3
+
 [tree]
 shape = "2x2"
+
 [model]
 name = "logistic"
+
 [schedule]
 periods = [2, 2]
-[run]
-rounds = 3
 """
 
 

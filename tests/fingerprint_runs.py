@@ -25,11 +25,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from stratafl import Draw, Simulation, Tree, cosine, feddyn, leaf, mtgc, simulate, step_decay
+from stratafl import Cosine, Draw, Simulation, StepDecay, Topology, feddyn, mtgc
 from stratafl.base.topology import Shape
 from stratafl.cli.main import main
 from stratafl.rules.registry import entries
 from tests.deploy.trees import Deployed
+from tests.flat import client_options, simulate
 
 Tensors = dict[str, Tensor]
 SHAPES: dict[str, Shape] = {
@@ -59,7 +60,7 @@ class Left(NamedTuple):
 # -- states of nodes --------------------------------------------------------------------
 
 
-def nodes_of_simulation(tree: Tree, state: dict[str, Any]) -> dict[str, Tensors]:
+def nodes_of_simulation(tree: Topology, state: dict[str, Any]) -> dict[str, Tensors]:
     """State of each node: its model and buffers, those it sends to its children, its rule's memory,
     its rule's state and correction on the edge to its parent, its sum of learning rates, and
     whether it takes part."""
@@ -161,14 +162,17 @@ def deployed(make: Callable[[], Simulation], restart: bool = False, **settings: 
 
 
 CONFIG = """
+rounds = 3
 tree.shape = [2, 3]
-data.name = "synthetic"
-data.synthetic = {samples = 20, features = 5, classes = 3}
+data.source = "synthetic"
+data.arguments = {samples = 20, features = 5, classes = 3}
 model.name = "net.py:Net"
 method.rules = ["mtgc", "scaffold"]
-leaf = {batch = 4, momentum = 0.5, clip = 1.0}
+client = {batch_size = 4, optimizer = {name = "sgd", momentum = 0.5}, clip_norm = 1.0}
 schedule = {periods = [2, 2], participation = [1.0, 0.6]}
-run = {rounds = 3, engine = "loop", checkpoint_every = 1, evaluate_levels = [0, 1]}
+evaluation.levels = [1]
+execution.engine = "loop"
+storage.checkpoint_every = 1
 """
 NET = """
 from pathlib import Path
@@ -250,7 +254,7 @@ def every_second(draw: Draw) -> np.ndarray:
 
 def make(shape: str, rules: Any, wrong: dict[int, float] | None = None, **settings: Any) -> Simulation:
     """Set up a simulation; `wrong`: value of all inputs of some clients."""
-    tree = Tree.of(SHAPES[shape])
+    tree = Topology.of(SHAPES[shape])
     random = np.random.default_rng(3)
     sizes = [4 + 5 * client % 7 for client in range(tree.leaves)]
     inputs = torch.tensor(random.normal(size=(sum(sizes), FEATURES)))
@@ -262,7 +266,7 @@ def make(shape: str, rules: Any, wrong: dict[int, float] | None = None, **settin
         inputs[parts[client]] = value
     options = {
         "model": lambda: nn.Linear(FEATURES, CLASSES), "periods": PERIODS[tree.depth], "rounds": 2, "batch": 3,
-        "seed": 5, "test": test, "evaluate_levels": range(tree.depth + 1), "engine": "loop", **settings,
+        "seed": 5, "test": test, "evaluate_levels": list(range(1, tree.depth + 1)), "engine": "loop", **settings,
     }  # fmt: skip
     model = options.pop("model")
     return simulate(lambda: model().double(), (inputs, targets), parts, tree, rules, **options)
@@ -278,12 +282,12 @@ def add(name: str, *arguments: Any, **settings: Any) -> None:
 
 
 def depth_of(shape: str) -> int:
-    return Tree.of(SHAPES[shape]).depth
+    return Topology.of(SHAPES[shape]).depth
 
 
 REGISTERED = [entry.name for entry in entries() if entry.make.__module__.startswith("stratafl.")]
 """Rules of the package, without those that other tests register in this process."""
-FULL = leaf(0.1, clip_norm=0.5, momentum=0.6, weight_decay=0.01)
+FULL = client_options(0.1, clip_norm=0.5, momentum=0.6, weight_decay=0.01)
 for rule in REGISTERED:
     add(f"{rule}, as a method", "depth 2, uneven", rule, weights="samples")
     add(f"{rule}, everywhere", "depth 3, uneven", [rule] * 3, leaf=FULL, participation=[1.0, 1.0, 0.7])
@@ -302,14 +306,20 @@ add("given weights", "depth 2, uneven", "mtgc", weights=[[3, 1, 2], [1, 2, 3, 1,
 add("weights of clients", "depth 2, uneven", "mtgc", weights=[1.0, 2.0, 0.5, 4.0, 1.0, 3.0])
 add("one of each group", "depth 3, uneven", "mtgc", participation=[1, 1, 1])
 add("a participation of one's own", "depth 2, uneven", ["mtgc", "scaffold"], participation=every_second)
-add("momentum alone", "depth 2", "mtgc", leaf=leaf(0.1, momentum=0.9))
-add("clipping alone", "depth 2", "mtgc", leaf=leaf(0.1, clip_norm=0.1))
-add("steps with replacement", "depth 2", "mtgc", sampling="replacement", leaf=leaf(step_decay(0.2, 1, 0.5)))
-add("whole batches", "depth 2", "mtgc", batch=None, leaf=leaf(cosine(0.2, 3)), rounds=3)
+add("momentum alone", "depth 2", "mtgc", leaf=client_options(0.1, momentum=0.9))
+add("clipping alone", "depth 2", "mtgc", leaf=client_options(0.1, clip_norm=0.1))
+add(
+    "steps with replacement",
+    "depth 2",
+    "mtgc",
+    sampling="replacement",
+    leaf=client_options(0.2, lr_schedule=StepDecay(1, 0.5)),
+)
+add("whole batches", "depth 2", "mtgc", batch=None, leaf=client_options(0.2, lr_schedule=Cosine(rounds=3)), rounds=3)
 add("corrections that are kept", "depth 3", [mtgc(restart="keep")] * 3, participation=[1.0, 1.0, 0.5])
 add("a pull behind the clip", "depth 2, uneven", [feddyn(0.5, pull="after_clip")] * 2, leaf=FULL)
 add("buffers, a mask and dropout", "depth 2, uneven", "mtgc", model=Normed, batch=10, weights="samples")
-add("ideal corrections", "depth 3", "mtgc", diagnose="ideal", evaluate_every=2)
+add("ideal corrections", "depth 3", "mtgc", drift="ideal", evaluate_every=2)
 add("no number in a client", "depth 3, uneven", "mtgc", wrong={1: float("nan")})
 add("a huge client", "depth 2, uneven", ["mtgc", "scaffold"], wrong={2: -1e38})
 add("a bounded norm", "depth 2, uneven", "hfedavg", wrong={0: 30.0}, update_factor=2.0, rounds=3)

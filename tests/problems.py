@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stratafl import Draw, Result, Simulation, Tree, simulate
+from stratafl import Draw, Result, Simulation, Topology
 from stratafl.base.topology import Shape
+from tests.flat import simulate
 
 SHAPES: dict[str, Shape] = {
     "depth 1": 4,
@@ -37,7 +38,7 @@ class LeastSquares:
         spread: float = 1.0,
     ):
         rng = np.random.default_rng(seed)
-        tree = Tree.of(shape)
+        tree = Topology.of(shape)
         self.A, self.b = [], []
         for _ in range(tree.leaves):
             n = int(rng.integers(3, 7))
@@ -97,7 +98,7 @@ def root(result: Result) -> np.ndarray:
 
 def random_weights(shape: Shape, seed: int = 1) -> list[list[float]]:
     rng = np.random.default_rng(seed)
-    return [list(rng.uniform(0.2, 2, size=n)) for n in Tree.of(shape).sizes[1:]]
+    return [list(rng.uniform(0.2, 2, size=n)) for n in Topology.of(shape).sizes[1:]]
 
 
 def without(*absent: int) -> Callable[[Draw], np.ndarray]:

@@ -41,7 +41,7 @@ def loaded_by(code: str) -> set[str]:
 
 def test_public_names_need_torch_and_numpy_only() -> None:
     """Also if modules with the same names as public objects were imported before."""
-    clashing = "import stratafl.runs.python.simulate, stratafl.core.client_update, stratafl.rules"
+    clashing = "import stratafl.experiment.experiment, stratafl.core.client_update, stratafl.rules"
     code = f"{clashing}; from stratafl import *; import stratafl as s; assert callable(s.simulate)"
     loaded = loaded_by(f"{code}; assert all(hasattr(s, name) for name in s.__all__)")
     assert {"torch", "numpy", "stratafl"} <= loaded

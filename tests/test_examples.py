@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stratafl.config.schema import Config
-from stratafl.config.setup import experiment
+from stratafl.experiment.experiment import Experiment
+from stratafl.simulation.build import build
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 WITH_DATA_AT_HAND = ["digits", "hospitals", "own_rule", "own_text"]
@@ -21,6 +21,6 @@ def test_all_configs_are_known() -> None:
 @pytest.mark.parametrize("name", WITH_DATA_AT_HAND)
 def test_an_example_trains_a_round_from_any_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    periods = [1] * len(Config.load(EXAMPLES / f"{name}.toml").schedule.periods)
-    config = Config.load(EXAMPLES / f"{name}.toml", ["run.rounds=1", f"schedule.periods={periods}"])
-    assert next(experiment(config)).metrics["accuracy"] > 0
+    periods = [1] * len(Experiment.from_toml(EXAMPLES / f"{name}.toml").schedule.periods)
+    experiment = Experiment.from_toml(EXAMPLES / f"{name}.toml", ["rounds=1", f"schedule.periods={periods}"])
+    assert next(build(experiment)).metrics["accuracy"] > 0

@@ -49,23 +49,25 @@ import torch
 from benchmarks.deployment.network_emulator import EmulatedNetwork, LinkConfig
 from benchmarks.deployment.sample_tree import small_tree
 from stratafl.base.environment import environment
-from stratafl.base.topology import Tree
-from stratafl.config.schema import Config
-from stratafl.config.setup import root_of, rules_of, schedule_of
+from stratafl.base.topology import Topology
 from stratafl.core.client_training import TrainRequest
 from stratafl.core.rows import IndexedRows
 from stratafl.cost.costs import costs
 from stratafl.deploy.host import this_machine
 from stratafl.deploy.sites.assemble import Assembled
-from stratafl.deploy.sites.provision import Topology, provision
+from stratafl.deploy.sites.provision import DeploymentTopology, provision
 from stratafl.deploy.sites.rounds import read_lines
 from stratafl.deploy.sites.site import HUGE_PAGES
 from stratafl.deploy.sites.state_file import status
+from stratafl.experiment.algorithm import rule_names, sync_schedule
+from stratafl.experiment.experiment import Experiment
 from stratafl.network.instance import instantiate_network
 from stratafl.network.messages import message_sizes
 from stratafl.network.replay import Workload, leaf_steps
 from stratafl.network.specification import Network
 from stratafl.rules.registry import rules_for
+from stratafl.simulation.build import batch_size
+from stratafl.simulation.deployed import root_of
 
 PERIODS = {"2x2": (2, 20), "2x2x2": (1, 1, 20)}
 MODELS = {"tiny": (4,), "small": (160,), "large": (480, 560)}
@@ -90,7 +92,7 @@ class Run(NamedTuple):
     def name(self) -> str:
         return f"{self.tree}, {self.model}, {'limited' if self.limited else 'latency only'}"
 
-    def config(self, folder: Path, rounds: int = ROUNDS) -> Config:
+    def experiment(self, folder: Path, rounds: int = ROUNDS) -> Experiment:
         return small_tree(folder, shape=self.tree, periods=PERIODS[self.tree], hidden=MODELS[self.model], rounds=rounds)
 
 
@@ -136,7 +138,7 @@ class RoundTimings:
 # -- the deployment --------------------------------------------------------------------------------
 
 
-def lines_of(tree: Tree, limited: bool) -> dict[tuple[str, str], LinkConfig]:
+def lines_of(tree: Topology, limited: bool) -> dict[tuple[str, str], LinkConfig]:
     """Link of every child to its parent."""
     links = {}
     for level in range(1, tree.depth + 1):
@@ -148,19 +150,19 @@ def lines_of(tree: Tree, limited: bool) -> dict[tuple[str, str], LinkConfig]:
 
 def deployed(run: Run, folder: Path) -> RoundTimings:
     """Run a deployment, every site on a host of its own."""
-    config = run.config(folder)
-    tree = Tree.of(config.tree.shape)
+    experiment = run.experiment(folder)
+    tree = Topology.of(experiment.tree.shape)
     names = [name for level in tree.names for name in level]
     with EmulatedNetwork(names, LinkConfig(0.0), lines_of(tree, run.limited)) as hosts:
         parents = "".join(f'"{name}" = "{hosts.addresses[name]}"\n' for level in tree.names[:-1] for name in level)
         (folder / "topology.toml").write_text(f'config = "run.toml"\n[hosts]\n{parents}')
-        sites = provision(Topology.load(folder / "topology.toml"), folder / "sites")
+        sites = provision(DeploymentTopology.load(folder / "topology.toml"), folder / "sites")
         step_s = step_seconds(sites[tree.names[-1][0]])
         ends: list[float] = []
         sent: list[float] = []
         with _running(sites, hosts) as started:
             until = time.monotonic() + LIMIT
-            while len(ends) < config.run.rounds:
+            while len(ends) < experiment.rounds:
                 time.sleep(0.02)
                 if len(read_lines(sites["root"])) > len(ends):
                     ends.append(time.monotonic())
@@ -221,21 +223,21 @@ def _running(sites: Mapping[str, Path], hosts: EmulatedNetwork) -> Iterator[dict
 # -- the cost model --------------------------------------------------------------------------------
 
 
-def workload_of(config: Config) -> Workload:
+def workload_of(experiment: Experiment) -> Workload:
     """Workload of the run for the cost model."""
-    root, leaf = root_of(config), config.leaf
-    tree, flat, schedule = root.tree, root.start.flat, schedule_of(config, root.tree.depth)
+    root = root_of(experiment)
+    tree, flat, schedule = root.tree, root.start.flat, sync_schedule(experiment.schedule, root.tree)
     held_N = root.counts.labels.sum(axis=1)
-    steps_N, samples_N = leaf_steps(held_N, leaf.batch, schedule, leaf.epochs is not None)
+    steps_N, samples_N = leaf_steps(held_N, batch_size(experiment), schedule, experiment.schedule.unit == "epochs")
     return Workload(
         tree=tree,
         schedule=schedule,
         participation=(None,) * tree.depth,
-        seed=config.run.seed,
-        sizes=message_sizes(rules_for(rules_of(config), tree.depth), flat.parameters, flat.buffers),
+        seed=experiment.seed,
+        sizes=message_sizes(rules_for(rule_names(experiment.method), tree.depth), flat.parameters, flat.buffers),
         steps_N=steps_N,
         samples_N=samples_N,
-        rounds=config.run.rounds,
+        rounds=experiment.rounds,
     )
 
 
@@ -286,7 +288,7 @@ def compared(tree: str, runs: Mapping[Run, RoundTimings]) -> list[dict[str, Any]
     """Measured and computed times of the runs of a tree on limited links."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        workloads = {model: workload_of(Run(tree, model, True).config(Path(folder))) for model in MODELS}
+        workloads = {model: workload_of(Run(tree, model, True).experiment(Path(folder))) for model in MODELS}
     calibration = [
         (message_bytes(workloads[model]), overhead_of(workloads[model], runs[Run(tree, model, False)]))
         for model in CALIBRATED

@@ -40,12 +40,12 @@ import numpy as np
 from benchmarks.deployment.flower_star.model import HIDDEN
 from benchmarks.deployment.sample_tree import small_tree
 from stratafl.base.environment import environment
-from stratafl.config.schema import Config
 from stratafl.data.dataset import BatchKey
 from stratafl.deploy.host import this_machine
 from stratafl.deploy.host.supervise import QUIET
-from stratafl.deploy.sites.assemble import study_of
-from stratafl.deploy.sites.provision import Topology, provision
+from stratafl.deploy.sites.assemble import reference_simulation
+from stratafl.deploy.sites.provision import DeploymentTopology, provision
+from stratafl.experiment.experiment import Experiment
 
 LEAVES, LIMIT = 4, 900.0
 OURS: dict[str, dict[str, Any]] = {
@@ -87,10 +87,10 @@ MARK = "STRATAFL_BENCHMARK"
 """Environment variable of every process that is measured."""
 
 
-def provisioned(folder: Path, rounds: int, **settings: Any) -> tuple[Config, dict[str, Path]]:
-    config = small_tree(folder, rounds=rounds, **{"hidden": HIDDEN, **settings})
+def provisioned(folder: Path, rounds: int, **settings: Any) -> tuple[Experiment, dict[str, Path]]:
+    experiment = small_tree(folder, rounds=rounds, **{"hidden": HIDDEN, **settings})
     (folder / "topology.toml").write_text(f'config = "run.toml"\nbase_port = {_free_ports(40)}\n')
-    return config, provision(Topology.load(folder / "topology.toml"), folder / "sites")
+    return experiment, provision(DeploymentTopology.load(folder / "topology.toml"), folder / "sites")
 
 
 @dataclass
@@ -162,8 +162,8 @@ def ours(folder: Path, rounds: int, **settings: Any) -> DeploymentTimings:
 
 
 def flower(folder: Path, rounds: int) -> DeploymentTimings:
-    config, sites = provisioned(folder, rounds, **OURS["star"])
-    data = study_of(config).data
+    experiment, sites = provisioned(folder, rounds, **OURS["star"])
+    data = reference_simulation(experiment).data
     assert data.clients is not None and data.test is not None
     for number, part in enumerate(data.clients):
         _store(folder / f"{number}.npz", *data.samples.batch(part, BatchKey(0, number, 0)))

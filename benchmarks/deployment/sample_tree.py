@@ -9,28 +9,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stratafl.config.schema import Config
+from stratafl.experiment.experiment import Experiment
 from stratafl.runs.format import is_locked
 
 CONFIG = """
+rounds = {rounds}
 [tree]
 shape = {shape}
 weights = "samples"
 [data]
-name = "digits"
+source = "digits"
 [model]
 name = "mlp"
 hidden = {hidden}
-{at_home}
+{local_parameters}
 [method]
 name = "{method}"
 [schedule]
 periods = {periods}
-[leaf]
+[client]
 lr = 0.1
-batch = 20
-[run]
-rounds = {rounds}
+batch_size = 20
 """
 
 
@@ -42,13 +41,13 @@ def small_tree(
     method: str = "mtgc",
     hidden: Sequence[int] = (16,),
     rounds: int = 2,
-    keep_at_home: Sequence[str] = (),
-) -> Config:
+    local_parameters: Sequence[str] = (),
+) -> Experiment:
     """Write the config to run.toml in the folder and load it."""
-    path, at_home = folder / "run.toml", f"keep_at_home = {list(keep_at_home)}" if keep_at_home else ""
+    path, local = folder / "run.toml", f"local_parameters = {list(local_parameters)}" if local_parameters else ""
     values = {"shape": json.dumps(shape), "periods": list(periods), "hidden": list(hidden)}
-    path.write_text(CONFIG.format(**values, method=method, rounds=rounds, at_home=at_home))
-    return Config.load(path)
+    path.write_text(CONFIG.format(**values, method=method, rounds=rounds, local_parameters=local))
+    return Experiment.from_toml(path)
 
 
 def processes(site: Path) -> dict[str, int]:

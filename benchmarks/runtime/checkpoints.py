@@ -25,10 +25,10 @@ from typing import Any
 
 import torch
 
+from stratafl import Experiment, Storage
 from stratafl.base.environment import environment
 from stratafl.base.state_dict import StateDict
-from stratafl.base.topology import Tree
-from stratafl.config.schema import Config, RunConfig
+from stratafl.base.topology import Topology
 from stratafl.core.flat_module import FlatModule
 from stratafl.federation.federation import Federation
 from stratafl.federation.sync import edge_levels, extras_of
@@ -48,7 +48,7 @@ def paper_state(method: str, device: torch.device) -> StateDict:
     """State of a federation, with values like those of trained models."""
     flat = FlatModule(build("cnn", (3, 32, 32), 10))
     x_P, b_B = (row.to(device) for row in flat.flatten_module(flat.module))
-    tree = Tree.of(CLIENTS)
+    tree = Topology.of(CLIENTS)
     federation = Federation(tree, edge_levels(rules_for(method, tree.depth), seed=0), x_P, b_B)
     noise = torch.Generator(device).manual_seed(0)
 
@@ -116,14 +116,16 @@ def _plain_copy(folder: Path, contents: list[bytes]) -> None:
 
 def share_of_a_run(folder: Path, device: str) -> dict[str, Any]:
     """Times of the rounds and checkpoints of a run, and the share of checkpoints by default."""
-    config = Config.of({
-        "tree": {"shape": CLIENTS},
-        "model": {"name": "mlp", "hidden": [200, 200]},
-        "schedule": {"periods": [5, 10]},
-        "leaf": {"batch": 10},
-        "run": {"rounds": 4, "device": device, "checkpoint_every": 1},
-    })  # fmt: skip
-    launch = Launch.new(config, "share", folder)
+    experiment = Experiment(
+        model={"name": "mlp", "hidden": [200, 200]},
+        tree=CLIENTS,
+        schedule=[5, 10],
+        client={"batch_size": 10},
+        execution=device,
+        storage={"checkpoint_every": 1},
+        rounds=4,
+    )
+    launch = Launch.new(experiment, "share", folder)
     rounds: list[float] = []
     spent: list[float] = []
     assert isinstance(launch.folder, RunWriter)
@@ -136,7 +138,7 @@ def share_of_a_run(folder: Path, device: str) -> dict[str, Any]:
 
     launch.folder.checkpoints.write = timed  # type: ignore[method-assign]
     launch.run(lambda record: rounds.append(record.seconds))
-    every = RunConfig().checkpoint_every
+    every = Storage().checkpoint_every
     one, other = statistics.median(spent), every * statistics.median(rounds[1:])
     return {
         "model": "mlp",

@@ -13,20 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from stratafl.core.client_update import leaf
-from stratafl.engine.factory import EngineName
-from stratafl.metrics.drift import Diagnose
+from stratafl import Client, Data, Simulation, simulate
 from stratafl.models.registry import build
-from stratafl.runs.python.simulate import simulate
-from stratafl.simulation.simulation import Simulation
 
 SAMPLES = 100
 SHAPES = {"mlp": (784,), "cnn": (3, 32, 32)}
 
 
-def study(
-    model: str, tree: str, periods: Sequence[int], engine: EngineName, device: str, diagnose: Diagnose
-) -> Simulation:
+def simulation(model: str, tree: str, periods: Sequence[int], engine: str, device: str, drift: str) -> Simulation:
     """Simulation with the paper's client: batches of 50, clipping at 10, weight decay."""
     clients = int(np.prod([int(part) for part in tree.split("x")]))
     maker = torch.Generator().manual_seed(0)
@@ -34,18 +28,14 @@ def study(
     targets = torch.randint(0, 10, (len(inputs),), generator=maker)
     return simulate(
         lambda: build(model, SHAPES[model], 10),
-        (inputs, targets),
-        list(np.arange(len(inputs)).reshape(clients, SAMPLES)),
+        Data((inputs, targets), partition=list(np.arange(len(inputs)).reshape(clients, SAMPLES))),
         tree,
         "mtgc",
-        periods=periods,
         rounds=10**6,
-        leaf=leaf(0.01, clip_norm=10, weight_decay=1e-3),
-        batch=50,
-        device=device,
-        engine=engine,
-        precision="bf16" if device == "cuda" else "fp32",
-        diagnose=diagnose,
+        schedule=periods,
+        client=Client(0.01, batch_size=50, clip_norm=10, weight_decay=1e-3),
+        evaluation={"drift": drift},
+        execution={"device": device, "engine": engine, "precision": "bf16" if device == "cuda" else "fp32"},
     )
 
 
@@ -93,9 +83,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, default=4)
     options = parser.parse_args()
-    modes: list[Diagnose] = ["drift", "ideal"]
     big = options.device == "cuda"
-    engine: EngineName = "stacked" if big else "loop"
+    engine = "stacked" if big else "loop"
     cases: list[tuple[str, str, list[int]]] = (
         [("cnn", "10x10", [5, 20]), ("mlp", "10x10", [5, 20]), ("mlp", "10x10", [20, 5])]
         if big
@@ -103,10 +92,10 @@ def main() -> None:
     )
     print(f"{options.device}, {engine} engine, MTGC")
     for model, tree, periods in cases:
-        for mode in modes:
-            seconds, measured = share(study(model, tree, periods, engine, options.device, mode), options.rounds)
+        for drift in ("drift", "ideal"):
+            seconds, measured = share(simulation(model, tree, periods, engine, options.device, drift), options.rounds)
             print(
-                f"{model} {tree}, periods {periods}, {mode}: "
+                f"{model} {tree}, periods {periods}, {drift}: "
                 f"{100 * measured:.2f} % of a round of {1e3 * seconds:.1f} ms is spent on diagnostics"
             )
 

@@ -25,9 +25,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from stratafl import Simulation, leaf, simulate
+from stratafl import Client, Data, Simulation, simulate
 from stratafl.base.environment import environment
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Topology
 from stratafl.distributed.communicator import Communicator
 from stratafl.distributed.subtree import Branch
 from stratafl.models.registry import build
@@ -38,15 +38,21 @@ TURNS = 3
 
 
 def simulation(shape: Any, rounds: int, ranks: Communicator) -> Simulation:
-    tree = Tree.of(shape)
+    tree = Topology.of(shape)
     random = torch.Generator().manual_seed(0)
     inputs = torch.randn(tree.leaves * SAMPLES, FEATURES, generator=random)
     targets = torch.randint(CLASSES, (len(inputs),), generator=random)
     return simulate(
         lambda: build("mlp", (FEATURES,), CLASSES, hidden=[200, 200]),
-        (inputs, targets), list(np.arange(len(inputs)).reshape(tree.leaves, -1)), tree, "mtgc",
-        periods=PERIODS, rounds=rounds, leaf=leaf(0.01, clip_norm=10.0), batch=50, ranks=ranks, engine="loop",
-    )  # fmt: skip
+        Data((inputs, targets), partition=list(np.arange(len(inputs)).reshape(tree.leaves, -1))),
+        tree,
+        "mtgc",
+        rounds=rounds,
+        schedule=PERIODS,
+        client=Client(0.01, batch_size=50, clip_norm=10.0),
+        execution={"engine": "loop"},
+        ranks=ranks,
+    )
 
 
 def least_bytes(run: Simulation) -> int:

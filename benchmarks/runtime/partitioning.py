@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Topology
 from stratafl.data.partition.partition import partition
 
 CASES: dict[str, dict[str, Any]] = {
@@ -31,7 +31,7 @@ def main() -> None:
         (1_000_000, 100, (10_000,)),
     ):
         labels, shape = np.arange(samples) % classes, "x".join(map(str, tree))
-        parents = Tree.of(shape).parents
+        parents = Topology.of(shape).parents
         for name, split in CASES.items():
             levels: list[object] = [split] * len(tree)
             if split["name"] == "classes":

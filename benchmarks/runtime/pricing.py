@@ -12,9 +12,9 @@ import time
 import numpy as np
 import torch
 
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Topology
 from stratafl.core.participation import Participation
-from stratafl.core.schedule import Schedule
+from stratafl.core.schedule import SyncSchedule
 from stratafl.cost.costs import costs
 from stratafl.network.instance import instantiate_network
 from stratafl.network.messages import message_sizes
@@ -37,10 +37,10 @@ JITTERY = Network.of(
 
 def make_workload(shape: str, periods: list[int], participation: Participation) -> Workload:
     """Workload of a run of MTGC."""
-    tree = Tree.of(shape)
+    tree = Topology.of(shape)
     return Workload(
         tree=tree,
-        schedule=Schedule.of(periods, tree.depth),
+        schedule=SyncSchedule.of(periods, tree.depth),
         participation=(None,) * (tree.depth - 1) + (participation,),
         seed=0,
         sizes=message_sizes(rules_for("mtgc", tree.depth), PARAMETERS, 0),

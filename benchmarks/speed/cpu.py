@@ -175,7 +175,7 @@ def chosen(job: TrainingJob) -> dict[str, Any]:
     training = ClientTraining(
         flat=FlatModule(job.module), loss=F.cross_entropy, samples=supply,
         clients=ClientIndex.from_lists(job.partition), client_update=leaf(LR), batch_size=job.batch,
-        sampling="epochs", seed=SEED,
+        sampling="shuffle", seed=SEED,
     )  # fmt: skip
     profile = profile_module(training)
     mean = round(profile.mean_output_bytes / 1024, 1)

@@ -26,7 +26,7 @@ from benchmarks.speed.roofline import synchronised_time
 from benchmarks.speed.torch_baselines import Round, TrainingJob
 from stratafl.base.errors import InvalidInput, describe_exception, unknown_name
 from stratafl.base.rng import torch_seeded
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Topology
 from stratafl.core.client_training import Augment, ClientTraining
 from stratafl.core.client_update import leaf
 from stratafl.core.flat_module import FlatModule
@@ -308,13 +308,13 @@ def _engine(name: EngineName, job: TrainingJob, precision: Precision) -> Prepare
         clients=ClientIndex.from_lists(job.partition),
         client_update=chain,
         batch_size=job.batch,
-        sampling="epochs",
+        sampling="shuffle",
         seed=SEED,
         augment=job.augment,
     )
     engine = make_engine(name, training, precision=precision)
     x_P, b_B = (row.to(device) for row in flat.flatten_module(job.module))
-    tree = Tree.of(f"{groups}x{clients // groups}")
+    tree = Topology.of(f"{groups}x{clients // groups}")
     federation = Federation(
         tree, edge_levels(rules_for("mtgc", 2), seed=SEED), x_P, b_B, drift_kernel=drift_kernel(x_P)
     )

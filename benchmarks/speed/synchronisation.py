@@ -12,7 +12,7 @@ import time
 import numpy as np
 import torch
 
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Topology
 from stratafl.core.client_training import TrainResult
 from stratafl.engine.factory import drift_kernel
 from stratafl.federation.federation import Federation
@@ -24,7 +24,7 @@ PARAMETERS = 797_962
 
 def milliseconds(device: torch.device, method: str, top: int, shape: str = "10x10", times: int = 20) -> float:
     """Median time of one synchronisation up to edge level `top`."""
-    tree = Tree.of(shape)
+    tree = Topology.of(shape)
     x_P = torch.randn(PARAMETERS, device=device)
     edges = edge_levels(place(method, tree.depth), seed=0)
     federation = Federation(tree, edges, x_P, x_P[:0], drift_kernel=drift_kernel(x_P))

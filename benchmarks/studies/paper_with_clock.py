@@ -18,8 +18,8 @@ from pathlib import Path
 from papers.harness.series import Case, Options, identity
 from papers.mtgc.paper import MTGC
 from papers.mtgc.settings import DISTRIBUTIONS, METHODS
+from stratafl import Experiment
 from stratafl.base.plotting import STYLE, pyplot, save
-from stratafl.config.schema import Config
 from stratafl.cost.costs import PriceableRun
 from stratafl.cost.pricing import TIME, Unit
 from stratafl.metrics.records import measured
@@ -61,10 +61,10 @@ def stored_cases(runs: Sequence[StoredRun]) -> list[tuple[Case, StoredRun]]:
     """
     by_identity: dict[str, list[StoredRun]] = defaultdict(list)
     for run in runs:
-        by_identity[identity(Config.of(run.config))].append(run)
+        by_identity[identity(Experiment.from_table(run.config))].append(run)
     cases = []
     for case in MTGC.find("table1").cases(Options()):
-        stored = by_identity[identity(case.config)]
+        stored = by_identity[identity(case.experiment)]
         if stored:
             cases.append((case, max(stored, key=lambda run: (first_round(run, TARGETS[-1]) is not None, run.id))))
     return cases

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stratafl import Tree, simulate
+from stratafl import Client, Data, Topology, simulate
 from stratafl.base.environment import environment
 from stratafl.base.plotting import COLOURS, pyplot, save
 
@@ -58,7 +58,7 @@ class Quadratics:
 
     def __init__(self, shape: str, scale: float, noise: float, seed: int):
         rng = np.random.default_rng(seed)
-        self.tree = Tree.of(shape)
+        self.tree = Topology.of(shape)
         groups, clients = self.tree.sizes[1:]
         centre = scale * rng.normal(size=(groups, DIM))[self.tree.parents[2]]
         centre = centre + scale * rng.normal(size=(clients, DIM))
@@ -72,19 +72,16 @@ class Quadratics:
         self.partition = np.arange(clients * SAMPLES).reshape(clients, SAMPLES)
         self.minimiser = torch.tensor((curvature * centre).sum(axis=0) / curvature.sum(axis=0))
 
-    def errors(self, rules: Any, rounds: int, batch: int | None, seed: int = 0) -> np.ndarray:
+    def errors(self, method: Any, rounds: int, batch: int, seed: int = 0) -> np.ndarray:
         """Squared distance of the root's model to the minimiser, round by round."""
         simulation = simulate(
             Point(),
-            (self.samples, torch.zeros(len(self.samples))),
-            list(self.partition),
+            Data((self.samples, torch.zeros(len(self.samples))), partition=list(self.partition)),
             self.tree,
-            rules,
-            periods=PERIODS,
+            method,
             rounds=rounds,
-            leaf=LR,
-            batch=batch,
-            sampling="replacement",
+            schedule=PERIODS,
+            client=Client(LR, batch_size=batch, sampling="replacement"),
             loss=mean_cost,
             seed=seed,
         )
@@ -99,10 +96,10 @@ def heterogeneity(scales: Sequence[float], rounds: int, settle: int) -> dict[str
     """Distance to the minimiser at the end, by method; the noise is the same at every scale."""
     return {
         title: [
-            float(np.sqrt(Quadratics("2x4", scale, 0.1, seed=1).errors(rules, rounds, 1)[settle:].mean()))
+            float(np.sqrt(Quadratics("2x4", scale, 0.1, seed=1).errors(method, rounds, 1)[settle:].mean()))
             for scale in scales
         ]
-        for title, rules in METHODS.items()
+        for title, method in METHODS.items()
     }
 
 
@@ -171,7 +168,7 @@ def main() -> None:
         print(f"  {title}: x{ratio:.3g} from {scales[0]:g}x to {scales[-1]:g}x")
 
     shapes = ("2x2", "2x4", "4x4", "4x8", "8x8")
-    clients = [Tree.of(shape).leaves for shape in shapes]
+    clients = [Topology.of(shape).leaves for shape in shapes]
     floors = speed_up(shapes, rounds=60, settle=20)
     slopes = {title: float(np.polyfit(np.log(clients), np.log(values), 1)[0]) for title, values in floors.items()}
     print(f"{'mean squared error by number of clients':46}" + "".join(f"{n:>11d}" for n in clients))

@@ -20,12 +20,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from stratafl import Data, Experiment, Schedule
 from stratafl.base.environment import environment
 from stratafl.base.files import write_json
 from stratafl.base.plotting import COLOURS, STYLE, pyplot, save
 from stratafl.base.statistics import mean_std
-from stratafl.config.schema import Config
-from stratafl.config.setup import experiment
 from stratafl.metrics.records import ClockedRound
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -53,28 +52,26 @@ POLICIES: dict[str, Any] = {
 METHODS: dict[str, dict[str, Any]] = {"HFedAvg": {"name": "hfedavg"}, "MTGC": {"name": "mtgc", "restart": "keep"}}
 
 
-def config(method: str, policy: str, seed: int) -> Config:
-    return Config.of(
-        {
-            "tree": {"shape": "5x10"},
-            "data": {
-                "name": "fashion_mnist",
-                "partition": [{"name": "dirichlet", "alpha": 0.1}, {"name": "dirichlet", "alpha": 0.1}],
-            },
-            "model": {"name": "mlp", "hidden": [64]},
-            "method": METHODS[method],
-            "schedule": {"periods": [4, 10], "wait": POLICIES[policy]},
-            "leaf": {"lr": 0.05, "batch": 20},
-            "run": {"rounds": ROUNDS, "seed": seed, "engine": "stacked", "diagnose": "none"},
-            "network": NETWORK,
-        }
+def experiment(method: str, policy: str, seed: int) -> Experiment:
+    return Experiment(
+        model={"name": "mlp", "hidden": [64]},
+        data=Data("fashion_mnist", partition=[{"name": "dirichlet", "alpha": 0.1}] * 2),
+        tree="5x10",
+        method=METHODS[method],
+        schedule=Schedule([4, 10], wait=POLICIES[policy]),
+        client={"lr": 0.05, "batch_size": 20},
+        evaluation={"drift": "none"},
+        network=NETWORK,
+        execution={"engine": "stacked"},
+        rounds=ROUNDS,
+        seed=seed,
     )
 
 
 def trained(method: str, policy: str, seed: int) -> dict[str, Any]:
     """Train one run until its time is up; seconds and accuracies of some of its rounds."""
     began, seconds, accuracy, late = time.perf_counter(), [0.0], [0.1], 0
-    for record in experiment(config(method, policy, seed)):
+    for record in experiment(method, policy, seed).start():
         assert isinstance(record, ClockedRound)
         seconds.append(record.clock_total)
         accuracy.append(record.metrics["accuracy"])

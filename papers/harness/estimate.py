@@ -10,13 +10,11 @@ import torch
 
 from papers.harness.paper import Paper
 from papers.harness.series import Case, Options, Series
+from stratafl import Client, Data, Experiment, simulate
 from stratafl.base.environment import usable_cores
-from stratafl.base.validation import name_and_params
-from stratafl.config.schema import Config
 from stratafl.data.catalog import prepare
 from stratafl.models.registry import build
-from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
-from stratafl.simulation.prepare import set_up
+from stratafl.simulation.build import batch_size
 from stratafl.simulation.simulation import Simulation
 
 H200 = {
@@ -45,14 +43,14 @@ def expected_steps(paper: Paper, series: Series, cases: Sequence[Case]) -> float
     """
     total = 0.0
     for case in cases:
-        published, limit = paper.published_rounds(series, case), case.config.run.rounds
+        published, limit = paper.published_rounds(series, case), case.experiment.rounds
         total += (limit if published is None else min(limit, published)) * case.steps_per_round
     return total
 
 
 def needs(cases: Sequence[Case]) -> dict[str, str]:
     """Data sets of the cases, each with its state."""
-    names = dict.fromkeys(case.config.data.name for case in cases)
+    names = dict.fromkeys(case.experiment.data.source for case in cases)
     return {name: prepare.describe(name).state for name in names}
 
 
@@ -64,8 +62,8 @@ class Rates:
         self._known: dict[str, Rate] = {}
 
     def of(self, case: Case) -> Rate:
-        name = str(case.config.model["name"])
-        key = f"{name} {case.config.model.get('hidden', '')}"
+        model = case.experiment.model
+        name, key = str(model.name), f"{model.name} {model.params.get('hidden', '')}"
         if key not in self._known:
             self._known[key] = self._recorded(name) or self._measured(case)
         return self._known[key]
@@ -82,13 +80,13 @@ class Rates:
         return None if steps is None else Rate(steps, f"benchmarks/results/h200_{model}.json")
 
     def _measured(self, case: Case) -> Rate:
-        config = case.config
-        on_cpu = config.run.device == "cpu"
-        clients, steps = (20, 10) if config.data.name == "digits" else (2, 2) if on_cpu else (100, 4)
+        experiment = case.experiment
+        on_cpu = experiment.execution.device == "cpu"
+        clients, steps = (20, 10) if experiment.data.source == "digits" else (2, 2) if on_cpu else (100, 4)
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # like each of several workers
         try:
-            run = _short_run(config, clients, steps)
+            run = _short_run(experiment, clients, steps)
             next(run)  # the first round is a warm-up
             began = time.perf_counter()
             next(run)
@@ -101,30 +99,20 @@ class Rates:
         return Rate(steps_per_second * workers, f"measured here just now, {workers} worker{'s' if workers > 1 else ''}")
 
 
-def _short_run(config: Config, clients: int, steps: int) -> Simulation:
+def _short_run(experiment: Experiment, clients: int, steps: int) -> Simulation:
     """Set up two rounds of a case's model on noise, with one batch per client."""
-    name, params = name_and_params("model", config.model)
-    shape, classes = ((1, 8, 8), 10) if config.data.name == "digits" else SAMPLES[name]
-    batch = config.leaf.batch or 50
+    name, params = str(experiment.model.name), experiment.model.params
+    shape, classes = ((1, 8, 8), 10) if experiment.data.source == "digits" else SAMPLES[name]
+    batch = batch_size(experiment) or 50
     total = clients * batch
     inputs = torch.randint(classes, (total, *shape)) if name == "lstm" else torch.rand(total, *shape)
-    problem = Problem(
-        model=lambda: build(name, shape, classes, **params),
-        data=(inputs, torch.arange(total) % classes),
-        partition=list(torch.arange(total).split(batch)),
-        tree=str(clients),
+    return simulate(
+        lambda: build(name, shape, classes, **params),
+        Data((inputs, torch.arange(total) % classes), partition=list(torch.arange(total).split(batch))),
+        tree=clients,
+        method="hfedavg",
+        schedule=[steps],
+        client=Client(batch_size=batch),
+        execution=experiment.execution,
+        rounds=2,
     )
-    method = Method(
-        rules="hfedavg",
-        periods=[steps],
-        leaf=0.1,
-        batch=batch,
-        sampling="epochs",
-        participation=None,
-        seed=0,
-        update_limit=None,
-        update_factor=None,
-    )
-    evaluation = Evaluation(rounds=2, evaluate_every=1, evaluate_levels=[0], stop_at=None, diagnose="drift")
-    run = config.run
-    return set_up(problem, method, evaluation, Execution(run.device, run.engine, run.precision, ranks=None))

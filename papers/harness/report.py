@@ -78,7 +78,7 @@ def _row(paper: Paper, results: Results, panel: Panel, line: str, seeds: int) ->
         "complete": measured.complete,
         "of": seeds,
         "rounds": measured.last,
-        "limit": measured.case.config.run.rounds,
+        "limit": measured.case.experiment.rounds,
     }
     row |= paper.published(results, panel, line)
     if not measured.curves:

@@ -112,21 +112,21 @@ def train_missing(request: Request, runs: Path, out: Path, limits: Limits, quiet
     """Train missing runs of all cases whose data is prepared; notes name the other data sets."""
     every = [case for cases in request.cases.values() for case in cases]
     lacking = {name: state for name, state in needs(every).items() if state not in READY}
-    able = [case for case in every if case.config.data.name not in lacking]
+    able = [case for case in every if case.experiment.data.source not in lacking]
     if not able:
         named, states = list(lacking), ", ".join(dict.fromkeys(lacking.values()))
         raise InvalidInput("data set", ", ".join(named), f"{states}; run: stratafl data prepare {named[0]}")
     notes = [f"left out: {name} is {state}; run: stratafl data prepare {name}" for name, state in lacking.items()]
     for folder in (out, runs):
         make_folder(folder)
-    configs = required_runs(able, request.seeds)
-    with SweepDisplay("reproduce", len(missing_names(configs, runs)), quiet) as display:
-        outcomes = train(configs, runs, limits.workers, display.show, display.say, limits.seconds)
+    experiments = required_runs(able, request.seeds)
+    with SweepDisplay("reproduce", len(missing_names(experiments, runs)), quiet) as display:
+        outcomes = train(experiments, runs, limits.workers, display.show, display.say, limits.seconds)
     failed = failures(outcomes)
     notes += [f"{outcome.name}: failed: {outcome.reason}" for outcome in failed]
-    left = len(missing_runs(configs, runs))
+    left = len(missing_runs(experiments, runs))
     if left:
-        notes.append(f"{left} of {len(configs)} runs are not done; the same command goes on")
+        notes.append(f"{left} of {len(experiments)} runs are not done; the same command goes on")
     return Training(left, bool(failed), tuple(notes))
 
 
@@ -192,7 +192,7 @@ def print_listing(request: Request, as_json: bool) -> None:
             "data": needs(cases),
             "runs": seeds * len(cases), "client_steps_at_most": seeds * sum(case.steps for case in cases),
             "client_steps_expected": round(steps), "seconds": round(seconds),
-            "rates": {str(case.config.model["name"]): vars(rates.of(case)) for case in cases},
+            "rates": {str(case.experiment.model.name): vars(rates.of(case)) for case in cases},
         })  # fmt: skip
     if as_json:
         print(json.dumps({"scale": options.scale, "seeds": seeds, "recipes": rows}))

@@ -178,7 +178,7 @@ class Results:
     @property
     def divided_by(self) -> list[str]:
         """Partitions that are not i.i.d.; some series have their own instead of the option's."""
-        levels = [level for m in self.measured.values() for level in m.case.config.data.partition]
+        levels = [level for m in self.measured.values() for level in m.case.experiment.data.partition]
         return [name for name in dict.fromkeys(level["name"] for level in levels) if name != "iid"]
 
     def lines(self, panel: Panel) -> list[str]:
@@ -186,11 +186,11 @@ class Results:
 
     def data(self, panel: Panel) -> str:
         """Data set of a panel."""
-        return self.measured[panel, self.lines(panel)[0]].case.config.data.name
+        return self.measured[panel, self.lines(panel)[0]].case.experiment.data.source
 
     def method(self, panel: Panel, line: str) -> str:
         """Method of a line, whose name may be that of another setting, such as E and H."""
-        return str(self.measured[panel, line].case.config.method["name"])
+        return str(self.measured[panel, line].case.experiment.method.name)
 
     def get(self, panel: Panel, line: str) -> MeasuredLine | None:
         line_curves = self.measured.get((panel, line))
@@ -213,7 +213,7 @@ class Results:
 
     def limit(self, panel: Panel) -> int:
         """Last round that the series asks for."""
-        return max(self.measured[panel, line].case.config.run.rounds for line in self.lines(panel))
+        return max(self.measured[panel, line].case.experiment.rounds for line in self.lines(panel))
 
     def unfinished(self, panel: Panel) -> str:
         """Progress of a panel that has not reached its last round, or "".

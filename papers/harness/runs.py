@@ -6,15 +6,17 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from papers.harness.series import Case, identity, run_name, runs_of
+from stratafl import Experiment
 from stratafl.base.errors import InvalidInput
-from stratafl.config.schema import Config
+from stratafl.metrics.metrics import ACCURACY
+from stratafl.metrics.objective import parse_stop_goals
 from stratafl.metrics.records import diverged, measured
 from stratafl.runs import format
 from stratafl.runs.provenance import changed_files_since
@@ -28,7 +30,7 @@ SETTING_UP = 120.0
 
 @dataclass(frozen=True)
 class RunCurve:
-    """Values of a run per evaluated round, up to the end of the config it serves."""
+    """Values of a run per evaluated round, up to the end of the experiment it serves."""
 
     rounds: tuple[int, ...]
     accuracy: tuple[float, ...]
@@ -66,56 +68,62 @@ class StoredRuns:
     """Stored runs of a folder, found by what they compute."""
 
     def __init__(self, runs: Iterable[StoredRun]):
-        self._by_identity: dict[str, list[tuple[Config, StoredRun]]] = defaultdict(list)
+        self._by_identity: dict[str, list[tuple[Experiment, StoredRun]]] = defaultdict(list)
         for run in runs:
             try:
-                config = Config.of(run.config)
+                experiment = Experiment.from_table(run.config)
             except InvalidInput:
                 continue  # a run of another version, whose keys are unknown here
-            self._by_identity[identity(config)].append((config, run))
+            self._by_identity[identity(experiment)].append((experiment, run))
 
     @staticmethod
     def of(folder: Path) -> StoredRuns:
         return StoredRuns(list_runs(folder) if folder.is_dir() else ())
 
-    def curve(self, config: Config) -> RunCurve | None:
+    def curve(self, experiment: Experiment) -> RunCurve | None:
         """Curve of the newest complete run on any device, otherwise of the longest run."""
-        curves = [_cut(run_config, run, config) for run_config, run in self._offered(config)]
+        curves = [_cut(computed, run, experiment) for computed, run in self._offered(experiment)]
         newest = reversed([curve for curve in curves if curve.rounds])
         return max(newest, key=lambda curve: (curve.complete, curve.complete or len(curve.rounds)), default=None)
 
-    def has(self, config: Config) -> bool:
+    def has(self, experiment: Experiment) -> bool:
         """Whether there is a complete run on the same device and in the same precision."""
         return any(
-            is_computed_alike(run, config) and _cut(run_config, run, config).complete
-            for run_config, run in self._offered(config)
+            is_computed_alike(run, experiment) and _cut(computed, run, experiment).complete
+            for computed, run in self._offered(experiment)
         )
 
-    def _offered(self, config: Config) -> Iterator[tuple[Config, StoredRun]]:
-        """Runs of any length that compute the same as the config would compute today."""
-        for run_config, run in self._by_identity[identity(config)]:
-            if not changed_files_since(run, config):
-                yield run_config, run
+    def _offered(self, experiment: Experiment) -> Iterator[tuple[Experiment, StoredRun]]:
+        """Runs of any length, with their experiments, that compute the same as this experiment
+        would compute today."""
+        for computed, run in self._by_identity[identity(experiment)]:
+            if not changed_files_since(run, experiment):
+                yield computed, run
 
 
-def _cut(config: Config, run: StoredRun, target: Config) -> RunCurve:
-    """Curve of a run, up to the end of the target config."""
-    goal, limit = target.run.stop_at, target.run.rounds
+def target_accuracy(experiment: Experiment) -> float:
+    """Test accuracy at which a run stops; infinite if it computes all its rounds."""
+    goals = {goal.metric: goal.value for goal in parse_stop_goals(experiment.evaluation.stop_when)}
+    return goals.get(ACCURACY, math.inf)
+
+
+def _cut(computed: Experiment, run: StoredRun, served: Experiment) -> RunCurve:
+    """Curve of a run, up to the end of the experiment that it serves."""
+    target, limit = target_accuracy(served), served.rounds
     elapsed = list(accumulate(record["seconds"] for record in run.rounds))
     kept = []
     complete = False
     for record, seconds in zip(run.rounds[:limit], elapsed, strict=False):
         values = measured(record)
         value = values.get("accuracy", math.nan)
-        reached = goal is not None and value >= goal
-        complete = reached or record["round"] == limit
+        complete = value >= target or record["round"] == limit
         if "accuracy" in values:
             kept.append((record["round"], value, record["bytes_per_client"], seconds))
         if complete:
             break
     rounds, accuracy, sent, seconds = zip(*kept, strict=True) if kept else ((), (), (), ())
     steps = run.rounds[rounds[-1] - 1]["steps"] if rounds else 0
-    chosen = {key: getattr(config.run, key) for key in ("device", "precision")}
+    chosen = {key: getattr(computed.execution, key) for key in ("device", "precision")}
     made_with = tuple({**environment, **chosen} for environment in run.environments(rounds[-1] if rounds else 0))
     begin, end = (datetime.fromisoformat(text).timestamp() for text in (run.created, run.updated))
     if len(kept) < len(run.rounds):  # the time of the other rounds does not count
@@ -124,24 +132,24 @@ def _cut(config: Config, run: StoredRun, target: Config) -> RunCurve:
     return RunCurve(rounds, accuracy, sent, seconds, limit, complete, steps, (begin, end), made_with, died)
 
 
-def required_runs(cases: Sequence[Case], seeds: int) -> list[Config]:
-    """Configs of all runs, in the order of training."""
+def required_runs(cases: Sequence[Case], seeds: int) -> list[Experiment]:
+    """Experiments of all runs, in the order of training."""
     return [case.seeded(number) for case, number in runs_of(cases, seeds)]
 
 
-def missing_runs(configs: Iterable[Config], folder: Path) -> list[Config]:
-    """Configs without a complete stored run."""
+def missing_runs(experiments: Iterable[Experiment], folder: Path) -> list[Experiment]:
+    """Experiments without a complete stored run."""
     stored = StoredRuns.of(folder)
-    return [config for config in configs if not stored.has(config)]
+    return [experiment for experiment in experiments if not stored.has(experiment)]
 
 
-def missing_names(configs: Iterable[Config], folder: Path) -> set[str]:
+def missing_names(experiments: Iterable[Experiment], folder: Path) -> set[str]:
     """Names of the missing runs; several series may share one."""
-    return {run_name(config) for config in missing_runs(configs, folder)}
+    return {run_name(experiment) for experiment in missing_runs(experiments, folder)}
 
 
 def train(
-    configs: Sequence[Config],
+    experiments: Sequence[Experiment],
     folder: Path,
     workers: int | None = None,
     watch: Watch = lambda event: None,
@@ -156,31 +164,30 @@ def train(
     began = time.monotonic()
     outcomes: list[Outcome] = []
     for stops in (False, True):
-        left = longest_of_equal(c for c in missing_runs(configs, folder) if (c.run.stop_at is not None) == stops)
+        missing = missing_runs(experiments, folder)
+        left = longest_of_equal(e for e in missing if math.isfinite(target_accuracy(e)) == stops)
         if not left:
             continue
         rest = None if seconds is None else max(seconds - (time.monotonic() - began), 0.0)
         if rest == 0 and outcomes:
             break  # without time left, another round would still be computed
-        # device and precision must be those of the config, as in `missing_runs`
+        # device and precision must be those of the experiment, as in `missing_runs`
         outcomes += run_all(left, folder, workers, watch, say, rest, computed_alike=True)
     last = {outcome.name: outcome for outcome in outcomes}
     return list(last.values())
 
 
-def longest_of_equal(configs: Iterable[Config]) -> dict[str, Config]:
-    """Configs by the name of their run; the longest of configs that differ in length only."""
-    longest: dict[str, Config] = {}
-    for config in configs:
-        name = run_name(config)
-        other = longest.get(name, config)
-        assert identity(other) == identity(config), "run names include the identity"
-        run = replace(
-            config.run,
-            rounds=max(config.run.rounds, other.run.rounds),
-            stop_at=max(config.run.stop_at, other.run.stop_at) if config.run.stop_at and other.run.stop_at else None,
+def longest_of_equal(experiments: Iterable[Experiment]) -> dict[str, Experiment]:
+    """Experiments by the name of their run; the longest of those that differ in length only."""
+    longest: dict[str, Experiment] = {}
+    for experiment in experiments:
+        name = run_name(experiment)
+        other = longest.get(name, experiment)
+        assert identity(other) == identity(experiment), "run names include the identity"
+        later = max(experiment, other, key=target_accuracy)
+        longest[name] = experiment.replace(
+            {"rounds": max(experiment.rounds, other.rounds), "evaluation.stop_when": later.evaluation.stop_when}
         )
-        longest[name] = replace(config, run=run)
     return longest
 
 

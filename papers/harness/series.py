@@ -1,4 +1,4 @@
-"""Series of experiments of a paper: the cases of one table or figure, each a config."""
+"""Series of experiments of a paper: the cases of one table or figure, each an experiment."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Literal
+from typing import Literal
 
+from stratafl import Experiment
 from stratafl.base.errors import InvalidInput, unknown_name
-from stratafl.base.topology import Tree
 from stratafl.base.validation import check_integer
-from stratafl.config.schema import Config
-from stratafl.core.schedule import Schedule
 from stratafl.engine.precision import PRECISIONS
+from stratafl.experiment.algorithm import sync_schedule, topology_of
 from stratafl.runs import format, provenance
 
 Scale = Literal["quick", "paper"]
@@ -64,7 +63,7 @@ class Case:
 
     panel: Panel
     line: str
-    config: Config
+    experiment: Experiment
 
     @property
     def name(self) -> str:
@@ -73,22 +72,17 @@ class Case:
     @property
     def steps_per_round(self) -> int:
         """Client-steps of one global round."""
-        tree, schedule = Tree.of(self.config.tree.shape), self.config.schedule
-        depth = tree.depth
-        if schedule.periods is not None:
-            periods = Schedule.of(schedule.periods, depth).periods
-        else:
-            periods = Schedule.of_steps(schedule.steps_per_sync, depth).periods
-        return tree.sizes[-1] * prod(periods)
+        tree = topology_of(self.experiment)
+        return tree.leaves * prod(sync_schedule(self.experiment.schedule, tree).periods)
 
     @property
     def steps(self) -> int:
         """Client-steps of one run that does all its rounds."""
-        return self.steps_per_round * self.config.run.rounds
+        return self.steps_per_round * self.experiment.rounds
 
-    def seeded(self, offset: int) -> Config:
-        """Config with the seed increased by an offset."""
-        return replace(self.config, run=replace(self.config.run, seed=self.config.run.seed + offset))
+    def seeded(self, offset: int) -> Experiment:
+        """Experiment with the seed increased by an offset."""
+        return self.experiment.replace(seed=self.experiment.seed + offset)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +114,7 @@ class Series:
 
     def fitting(self, options: Options) -> Options:
         """Options with the default partition if the series has a partition of its own."""
-        levels = [level for case in self.make(options) for level in case.config.data.partition]
+        levels = [level for case in self.make(options) for level in case.experiment.data.partition]
         used = options.partition in {level["name"] for level in levels}
         return options if used else replace(options, partition=PARTITIONS[0])
 
@@ -142,15 +136,14 @@ def runs_of(cases: Sequence[Case], seeds: int) -> Iterator[tuple[Case, int]]:
             yield case, seed
 
 
-def identity(config: Config | Mapping[str, Any]) -> str:
+def identity(experiment: Experiment) -> str:
     """Text that is equal for runs with equal histories, without device and length."""
-    return json.dumps(provenance.essence(config, extent=False), sort_keys=True)
+    return json.dumps(provenance.essence(experiment, extent=False), sort_keys=True)
 
 
-def run_name(config: Config) -> str:
+def run_name(experiment: Experiment) -> str:
     """Name of a case's run, which is the same in all series that share the run."""
-    periods = config.schedule.periods or config.schedule.steps_per_sync
-    parts = (config.data.name, Tree.of(config.tree.shape), config.method.get("name", "rules"),
-             *periods, f"s{config.run.seed}")  # fmt: skip
-    digest = hashlib.sha256(identity(config).encode()).hexdigest()[:8]
+    parts = (experiment.data.source, topology_of(experiment), experiment.method.name,
+             *experiment.schedule.periods, f"s{experiment.seed}")  # fmt: skip
+    digest = hashlib.sha256(identity(experiment).encode()).hexdigest()[:8]
     return format.slug("-".join(map(str, parts)))[: format.MAX_NAME_LENGTH - 9] + f"-{digest}"

@@ -331,7 +331,7 @@ def _sends(results: Results) -> list[Finding]:
         if mtgc is None or plain is None:
             findings.append(Finding(label(panel), None, ""))
             continue
-        e = mtgc.case.config.schedule.periods[0]
+        e = mtgc.case.experiment.schedule.periods[0]
         more = extra_models(mtgc, plain, e)
         expected = f"(E+1)/E = {communication_ratio(e):.3f}"
         numbers = f"{more:.2f} models more a round; with one more, its downloads are {expected} times HFedAvg's"

@@ -1,9 +1,8 @@
-"""The paper's tables and figures as series of configs."""
+"""The paper's tables and figures as series of experiments."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from papers.harness.series import Case, Options, Series
@@ -35,7 +34,7 @@ def _table1(options: Options) -> list[Case]:
     scale = options.scale
     return [
         case((distribution, eh_name(e, h)), name, options, "cifar10", partition=split(distribution, options),
-             schedule={"periods": [e, h]}, rounds=LIMIT[scale], stop_at=TABLE1.goal(scale))
+             periods=(e, h), rounds=LIMIT[scale], target=TABLE1.goal(scale))
         for e, h in EH[scale]
         for distribution in reversed(DISTRIBUTIONS)
         for name in reversed(methods(options, CORRECTIONS))
@@ -66,7 +65,7 @@ def _fig6(options: Options) -> list[Case]:
     lines = [("H", e, each) for each in (h, *(pair[1] for pair in more_h))]
     lines += [("E", each, h) for each in (e, e2, e3)]
     return [
-        case((what,), name, options, "cifar10", partition=split("both", options), schedule={"periods": [e, h]},
+        case((what,), name, options, "cifar10", partition=split("both", options), periods=(e, h),
              line=f"{name} {eh_name(e, h)}" if options.methods else eh_name(e, h))
         for what, e, h in lines
         for name in methods(options, ("mtgc",))
@@ -167,7 +166,7 @@ def _shifted(options: Options, partition: Sequence[Any], rotation: dict[str, Any
     data = sets(options, ("fashion_mnist",))[0]
     return [
         case((data, eh_name(e, h)), name, options, data, partition=partition, rotation=rotation,
-             schedule={"periods": [e, h]})
+             periods=(e, h))
         for e, h in SHIFTED[options.scale]
         for name in methods(options, CORRECTIONS)
     ]  # fmt: skip
@@ -177,12 +176,12 @@ def _shakespeare(options: Options) -> list[Case]:
     if options.quick:  # no text is embedded: the same shape on digits, with its longer periods
         return [
             case(("digits",), name, options, "shakespeare", partition=split("both", options),
-                 schedule={"periods": [2, 40]})
+                 periods=(2, 40))
             for name in methods(options, CORRECTIONS)
         ]  # fmt: skip
     roles = [{"name": "natural", "samples": 1500}] * 2
     return [
-        case(("shakespeare",), name, options, "shakespeare", partition=roles, schedule={"periods": [30, 75]}, rounds=20)
+        case(("shakespeare",), name, options, "shakespeare", partition=roles, periods=(30, 75), rounds=20)
         for name in methods(options, CORRECTIONS)
     ]
 
@@ -196,10 +195,10 @@ def _cinic10(options: Options) -> list[Case]:
 
 def _three_level(options: Options) -> list[Case]:
     data = sets(options, ("cifar10",))[0]
-    shape, steps = ((2, 3, 4), [80, 40, 20]) if options.quick else ((4, 5, 5), [500, 100, 10])
+    shape, periods = ((2, 3, 4), (2, 2, 20)) if options.quick else ((4, 5, 5), (5, 10, 10))
     return [
         case((data,), name, options, data, partition=split("both", options, depth=3), shape=shape,
-             schedule={"steps_per_sync": steps})
+             periods=periods)
         for name in methods(options, CORRECTIONS)
     ]  # fmt: skip
 
@@ -212,9 +211,8 @@ def _search(options: Options) -> list[Case]:
             continue
         plain = case((name,), name, options, data, partition=split("both", options), rounds=5 if options.quick else 20)
         for value in values:
-            config = replace(plain.config, method={"name": name, parameter: value})
-            config = replace(config, run=replace(config.run, seed=SEARCH_SEED))
-            cases.append(Case((name,), f"{parameter}={value:g}", config))
+            candidate = plain.experiment.replace(method={"name": name, parameter: value}, seed=SEARCH_SEED)
+            cases.append(Case((name,), f"{parameter}={value:g}", candidate))
     return cases
 
 

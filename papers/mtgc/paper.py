@@ -63,7 +63,7 @@ def _communication(results: Results, panel: Panel, line: str) -> dict[str, Any]:
     plain = results.get(panel, "hfedavg")
     if plain is not None:
         cells["times_hfedavg"] = round(sent / plain.curves[0].last_sent, 4)
-        cells["extra_models"] = round(extra_models(measured, plain, measured.case.config.schedule.periods[0]), 4)
+        cells["extra_models"] = round(extra_models(measured, plain, measured.case.experiment.schedule.periods[0]), 4)
         if line == "mtgc":
             cells |= {"paper": "1", "ratio": cells["extra_models"]}
     return cells

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from papers.harness.series import Case, Options, Panel
+from stratafl import Experiment
 from stratafl.base.errors import unknown_name
-from stratafl.config.schema import Config
 
 RELEASED: dict[str, dict[str, Any]] = {
     "fedprox": {"mu": 0.0001},
@@ -135,7 +135,7 @@ def split(distribution: str, options: Options, depth: int = 2) -> list[dict[str,
 
 
 def method(name: str) -> dict[str, Any]:
-    """Config table of a method, with the released or searched value of an unnamed parameter."""
+    """Table of a method, with the released or searched value of an unnamed parameter."""
     if name not in METHODS:
         raise unknown_name("--methods", name, METHODS)
     plain = name.removesuffix("_released")
@@ -159,35 +159,30 @@ def case(
     partition: Sequence[Any],
     line: str | None = None,
     shape: Sequence[int] | None = None,
-    schedule: dict[str, Any] | None = None,
+    periods: Sequence[int] | None = None,
     rounds: int | None = None,
-    stop_at: float | None = None,
+    target: float | None = None,
     rotation: dict[str, Any] | None = None,
 ) -> Case:
-    """Case of a figure; omitted settings are those of most of the paper's experiments."""
-    task = TASKS.get(data, TASKS["fashion_mnist"])
-    scale = options.scale
-    tree = "x".join(map(str, shape or GROUPS[scale]))
-    values: dict[str, Any] = {
-        "tree": {"shape": tree},
-        "data": {"name": data, "partition": list(partition), "augment": task.augment, "rotation": rotation},
-        "model": {"name": task.model},
-        "method": method(method_name),
-        "schedule": schedule or {"periods": list(PERIODS[scale])},
-        "leaf": {"lr": task.lr, "batch": 50, "clip": 10.0, "weight_decay": 1e-3},
-        "run": {
-            "rounds": options.rounds or rounds or ROUNDS[scale],
-            "stop_at": stop_at,
-            "device": options.device,
-            "precision": options.precision,
-            # on a GPU a run takes minutes and a checkpoint gigabytes: written when a run is stopped
-            "checkpoint_every": 10 if options.device == "cpu" else 0,
-        },
-    }
+    """Case of a figure; omitted settings are those of most of the paper's experiments.
+
+    target: the test accuracy at which a run stops.
+    """
+    task, scale = TASKS.get(data, TASKS["fashion_mnist"]), options.scale
+    experiment = Experiment(
+        model=task.model,
+        data={"source": data, "partition": list(partition), "augment": task.augment, "rotation": rotation},
+        tree="x".join(map(str, shape or GROUPS[scale])),
+        method=method(method_name),
+        schedule=list(periods or PERIODS[scale]),
+        client={"lr": task.lr, "batch_size": 50, "clip_norm": 10.0, "weight_decay": 1e-3},
+        evaluation={"stop_when": None if target is None else f"accuracy >= {target}"},
+        execution={"device": options.device, "precision": options.precision},
+        # on a GPU a run takes minutes and a checkpoint gigabytes: written when a run is stopped
+        storage={"checkpoint_every": 10 if options.device == "cpu" else 0},
+        rounds=options.rounds or rounds or ROUNDS[scale],
+    )
     if options.quick:
-        values["data"]["name"] = "digits"
-        values["data"]["augment"] = "none"
-        values["model"] = {"name": "mlp", "hidden": [32]}
-        values["leaf"].update(lr=0.1, batch=20)
-        values["run"]["engine"] = "stacked"
-    return Case(panel, line or method_name, Config.of(values))
+        small = {"data.source": "digits", "data.augment": "none", "client.lr": 0.1, "client.batch_size": 20}
+        experiment = experiment.replace({**small, "execution.engine": "stacked"}, model={"name": "mlp", "hidden": [32]})
+    return Case(panel, line or method_name, experiment)

@@ -101,8 +101,8 @@ class MissingExtra(ImportError):
 def unknown_name(field: str, name: object, names: Iterable[str]) -> InvalidInput:
     """Build the error about an unknown name, with the nearest known one."""
     choices = sorted(names)
-    text = name[:LONGEST] if isinstance(name, str) else format_value(name)
-    begun = [choice for choice in choices if text and choice.startswith(text)]
+    text = name[:LONGEST].lower() if isinstance(name, str) else format_value(name)
+    begun = [choice for choice in choices if text and choice.lower().startswith(text)]
     near = begun or difflib.get_close_matches(text, choices, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return InvalidInput(field, name, f"unknown; {hint}known: {', '.join(choices) or 'none at all'}")

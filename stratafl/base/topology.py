@@ -45,7 +45,7 @@ TOO_LARGE = f"at most {MOST_NODES:,} nodes below the root, on at most {MOST_LEVE
 
 
 @dataclass(frozen=True, eq=False)
-class Tree:
+class Topology:
     """Immutable tree whose leaves, the clients, all have the same depth.
 
     `parents[m]` gives each node of level m its parent's number on level m - 1 (entry 0 is empty);
@@ -59,22 +59,22 @@ class Tree:
     _on_device: dict = field(default_factory=dict, repr=False)
 
     @staticmethod
-    def of(shape: Tree | Shape) -> Tree:
+    def of(shape: Topology | Shape) -> Topology:
         """Build a tree from any of its notations.
 
         `"4x5x5"` or `"20"` (balanced, root first); `20` (depth 1); `[3, 5, 2]` (three groups of 3,
         5 and 2 clients); `[[2, 3], [4]]` (one level more); `{"paris": 3, "rome": ["a", "b"]}`
         (named).
         """
-        if isinstance(shape, Tree):
+        if isinstance(shape, Topology):
             return shape
         shape = plain(shape)
         if isinstance(shape, str):
-            return Tree._build(_parse_balanced(shape))
-        return Tree._build(shape)
+            return Topology._build(_parse_balanced(shape))
+        return Topology._build(shape)
 
     @staticmethod
-    def _build(shape: object) -> Tree:
+    def _build(shape: object) -> Topology:
         parents: list[list[int]] = []
         names: list[list[str]] = []
         leaf_level: set[int] = set()
@@ -96,20 +96,20 @@ class Tree:
 
         add(0, 0, ROOT, shape)
         if len(leaf_level) != 1:
-            raise InvalidInput("tree", shape, "all leaves must be at the same depth")
+            raise InvalidInput("tree.shape", shape, "all clients must be at the same depth")
         counted = Counter(name for level in names for name in level)
         if len(counted) != sum(map(len, names)):
-            raise InvalidInput("tree", shape, f"two nodes are named {format_value(counted.most_common(1)[0][0])}")
+            raise InvalidInput("tree.shape", shape, f"two nodes are named {format_value(counted.most_common(1)[0][0])}")
         arrays = [np.array(p, dtype=np.int64) for p in parents]
         arrays[0] = np.empty(0, dtype=np.int64)
         uniform = [np.ones(len(n)) for n in names]
-        return Tree(tuple(arrays), tuple(map(tuple, names)), _normalize(arrays, uniform))
+        return Topology(tuple(arrays), tuple(map(tuple, names)), _normalize(arrays, uniform))
 
     @staticmethod
-    def family(parent: str, children: Sequence[str], weights: np.ndarray) -> Tree:
+    def family(parent: str, children: Sequence[str], weights: np.ndarray) -> Topology:
         """Tree of one parent and some of its children, each with its weight among all of them."""
         parents = np.empty(0, dtype=np.int64), np.zeros(len(children), dtype=np.int64)
-        return Tree(parents, ((parent,), tuple(children)), (np.ones(1), weights))
+        return Topology(parents, ((parent,), tuple(children)), (np.ones(1), weights))
 
     @property
     def depth(self) -> int:
@@ -153,7 +153,7 @@ class Tree:
             up = self.parents[lower][up]
         return up
 
-    def weighted(self, weights: str | Sequence | np.ndarray, samples: Sequence[int] | None = None) -> Tree:
+    def weighted(self, weights: str | Sequence | np.ndarray, samples: Sequence[int] | None = None) -> Topology:
         """The same tree with other sibling weights.
 
         `"uniform"`; `"samples"` (by the number of samples below a node); one positive number per
@@ -164,33 +164,35 @@ class Tree:
                 per_level = [np.ones(n) for n in self.sizes]
             elif weights == "samples":
                 if samples is None:
-                    raise InvalidInput("weights", weights, "needs the leaves' sample counts")
+                    raise InvalidInput("tree.weights", weights, "needs the sample counts of the clients")
                 per_level = self._subtree_sums(np.asarray(samples, dtype=float))
             else:
-                raise InvalidInput("weights", weights, 'must be "uniform", "samples" or positive numbers')
+                raise InvalidInput("tree.weights", weights, 'must be "uniform", "samples" or positive numbers')
         else:
             try:
                 levels = [plain(value) for value in _in_order(weights)]
                 nested = bool(levels) and isinstance(levels[0], Sequence) and not isinstance(levels[0], str)
                 arrays = [np.asarray(_in_order(w), dtype=float) for w in (levels if nested else [levels])]
             except (TypeError, ValueError, OverflowError):
-                raise InvalidInput("weights", weights, 'must be "uniform", "samples" or positive numbers') from None
+                raise InvalidInput(
+                    "tree.weights", weights, 'must be "uniform", "samples" or positive numbers'
+                ) from None
             if nested and len(levels) != self.depth:
-                raise InvalidInput("weights", levels, f"needs one list per level, {self.depth} of them")
+                raise InvalidInput("tree.weights", levels, f"needs one list per level, {self.depth} of them")
             per_level = [np.ones(1), *arrays] if nested else self._subtree_sums(arrays[0])
         # the leaves first, so that an error shows the user's own numbers instead of sums of them
         for level, values in reversed(list(enumerate(per_level))):
             if values.shape != (self.sizes[level],):
-                raise InvalidInput("weights", values, f"level {level} has {self.sizes[level]} nodes")
+                raise InvalidInput("tree.weights", values, f"level {level} has {self.sizes[level]} nodes")
             with np.errstate(over="ignore"):
                 is_finite = np.isfinite(values.sum())
             if not (is_finite and (values > 0).all()):
-                raise InvalidInput("weights", values, "must be positive and finite, also added up")
+                raise InvalidInput("tree.weights", values, "must be positive and finite, also added up")
         return replace(self, weights=_normalize(self.parents, per_level), _on_device={})
 
     def _subtree_sums(self, leaf_weights: np.ndarray) -> list[np.ndarray]:
         if leaf_weights.shape != (self.leaves,):
-            raise InvalidInput("weights", leaf_weights, f"needs one per leaf, {self.leaves} of them")
+            raise InvalidInput("tree.weights", leaf_weights, f"needs one per client, {self.leaves} of them")
         levels = [leaf_weights]
         for level in range(self.depth, 0, -1):
             sums = np.bincount(self.parents[level], weights=levels[0], minlength=self.sizes[level - 1])
@@ -200,7 +202,7 @@ class Tree:
     # -- for a tree that is divided over several processes (see `distributed.subtree`)
 
     @property
-    def whole(self) -> Tree:
+    def whole(self) -> Topology:
         """The whole tree that this one is a part of; this tree, if it is no part."""
         return self
 
@@ -346,9 +348,9 @@ def _parse_balanced(text: str) -> object:
     except ValueError:
         counts = []
     if not counts or min(counts) < 1:
-        raise InvalidInput("tree", text, 'must be positive numbers joined by x, such as "4x5"')
+        raise InvalidInput("tree.shape", text, 'must be positive numbers joined by x, such as "4x5"')
     if len(counts) > MOST_LEVELS or sum(accumulate(counts, operator.mul)) > MOST_NODES:
-        raise InvalidInput("tree", text, TOO_LARGE)
+        raise InvalidInput("tree.shape", text, TOO_LARGE)
     shape: object = counts.pop()
     while counts:
         shape = [shape] * counts.pop()
@@ -370,23 +372,23 @@ def _check_size(shape: object) -> None:
         else:
             continue
         if nodes > MOST_NODES or level > MOST_LEVELS:
-            raise InvalidInput("tree", shape, TOO_LARGE)
+            raise InvalidInput("tree.shape", shape, TOO_LARGE)
 
 
 def _children(shape: object) -> list[tuple[str, object]]:
     """Names and notations of the children in a notation; the notation of a client is LEAF."""
     if isinstance(shape, bool | bytes) or not isinstance(shape, Integral | Sequence | Mapping):
-        raise InvalidInput("tree", shape, "must be a number, a list, or a table of named groups")
+        raise InvalidInput("tree.shape", shape, "must be a number, a list, or a table of named groups")
     if isinstance(shape, Integral):
         if shape < 1:
-            raise InvalidInput("tree", shape, "a group needs at least one child")
+            raise InvalidInput("tree.shape", shape, "a group needs at least one child")
         return [(str(i), LEAF) for i in range(int(shape))]
     if len(shape) == 0:
-        raise InvalidInput("tree", shape, "a group needs at least one child")
+        raise InvalidInput("tree.shape", shape, "a group needs at least one child")
     if isinstance(shape, Mapping):
         return [(name if isinstance(name, str) else format_value(name), below) for name, below in shape.items()]
     if isinstance(shape, str):
-        raise InvalidInput("tree", shape, "must be a number, a list, or a table of named groups")
+        raise InvalidInput("tree.shape", shape, "must be a number, a list, or a table of named groups")
     if all(isinstance(child, str) for child in shape):
         return [(child, LEAF) for child in shape]
     return [(str(i), child) for i, child in enumerate(shape)]
@@ -405,13 +407,13 @@ def subtree_counts(parents: Sequence[Sequence[int] | np.ndarray], leaves_N: np.n
     return counts
 
 
-def groups_of(tree: Tree) -> list[int]:
+def groups_of(tree: Topology) -> list[int]:
     """Number of clients of each group of a two-level tree; empty for all other trees."""
     sizes = tree.children(tree.depth - 1).tolist()
     return sizes if tree.depth == 2 and len(sizes) > 1 else []
 
 
-def balanced_hint(tree: Tree) -> str:
+def balanced_hint(tree: Topology) -> str:
     """Hint at the balanced tree that a list of group sizes may have been meant as."""
     sizes = groups_of(tree)
     if not sizes:

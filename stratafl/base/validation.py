@@ -29,6 +29,17 @@ def check_choice(field: str, name: object, choices: Iterable[Known]) -> Known:
     raise unknown_name(field, name, choices)
 
 
+def find_name(field: str, name: object, names: Iterable[Known]) -> Known:
+    """Return the known name that `name` is, whatever its case, or raise `InvalidInput`."""
+    known = list(names)
+    if isinstance(name, str):
+        for match in (lambda text: text, str.lower):
+            for candidate in known:
+                if match(candidate) == match(name):
+                    return candidate
+    raise unknown_name(field, name, known)
+
+
 def check_keys(field: str, table: Iterable[Any], keys: Collection[str]) -> None:
     """Reject a table that has other keys than these."""
     for key in table:

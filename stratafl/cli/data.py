@@ -78,20 +78,20 @@ def show_command(
     """Split the data as a config says; print how different the nodes are, and draw it."""
     from stratafl.base import plotting
     from stratafl.base.errors import InvalidInput
-    from stratafl.base.topology import Tree
-    from stratafl.config.data import split
-    from stratafl.config.schema import Config
     from stratafl.data.partition.heterogeneity import contact_sheet, heterogeneity, split_figure
+    from stratafl.experiment.algorithm import topology_of
+    from stratafl.experiment.experiment import Experiment
+    from stratafl.experiment.loading import load_stored
 
     plotting.check_picture(out)
-    settings = Config.load(config, change or ())
-    tree = Tree.of(settings.tree.shape)
-    dataset, stored = split(settings.data, tree, settings.run.seed)
+    experiment = Experiment.from_toml(config, change or ())
+    tree = topology_of(experiment)
+    dataset, stored = load_stored(experiment.data, tree, experiment.seed)
     if not dataset.classes or dataset.clients is None:
-        raise InvalidInput("data.name", settings.data.name, "has no classes to show the split of")
+        raise InvalidInput("data.source", experiment.data.source, "has no classes to show the split of")
     labels, leaves = dataset.samples.targets_N.numpy(), dataset.clients.numpy()
     report = heterogeneity(labels, leaves, tree.parents)
-    title = f"{settings.data.name if stored is None else stored.name}: {', '.join(dataset.partition_notes)}"
+    title = f"{experiment.data.source if stored is None else stored.name}: {', '.join(dataset.partition_notes)}"
     written = [split_figure(out, labels, leaves, tree.parents, class_names=dataset.classes, title=title)]
     if stored is not None and stored.kind == "image":
         sheet = out.with_name(f"{out.stem}_images{out.suffix}")

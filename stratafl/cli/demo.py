@@ -30,14 +30,15 @@ def settings(method: str, seed: int = 0) -> dict[str, Any]:
     return {
         "tree": {"shape": "4x5"},
         "data": {
-            "name": "digits",
+            "source": "digits",
             "partition": [{"name": "classes", "k": 4}, {"name": "classes", "k": 1}],
         },
         "model": {"name": "mlp", "hidden": [32]},
         "method": {"name": method},
         "schedule": {"periods": [10, 5]},
-        "leaf": {"lr": 0.1, "batch": 20},
-        "run": {"rounds": 12, "seed": seed},
+        "client": {"lr": 0.1, "batch_size": 20},
+        "rounds": 12,
+        "seed": seed,
     }
 
 
@@ -89,11 +90,10 @@ def demo_command(
 
 
 def _run(title: str, values: dict[str, Any], quiet: bool) -> Result:
-    from stratafl.config.schema import Config
-    from stratafl.config.setup import experiment
+    from stratafl.experiment.experiment import Experiment
     from stratafl.simulation.progress import ProgressBar
 
-    simulation = experiment(Config.of(values))
+    simulation = Experiment.from_table(values).start()
     try:
         with ProgressBar(title, simulation.rounds, quiet) as display:
             simulation.on_sync = display.on_sync

@@ -42,9 +42,9 @@ def init_command(
 ) -> None:
     """Make every site's folder: config, certificates, keys and a start script."""
     _need_flower()
-    from stratafl.deploy.sites.provision import Topology, provision
+    from stratafl.deploy.sites.provision import DeploymentTopology, provision
 
-    for name, folder in provision(Topology.load(topology), out).items():
+    for name, folder in provision(DeploymentTopology.load(topology), out).items():
         print(f"{name}: {folder}")
 
 
@@ -62,7 +62,7 @@ def up_command(
     _need_flower()
     from stratafl.deploy.host import attendance, this_machine
     from stratafl.deploy.notes import log
-    from stratafl.deploy.sites.provision import Topology, check_made_from, provision
+    from stratafl.deploy.sites.provision import DeploymentTopology, check_made_from, provision
     from stratafl.deploy.sites.rounds import read_lines
     from stratafl.deploy.sites.site import Site
     from stratafl.metrics.records import RoundResult
@@ -75,19 +75,19 @@ def up_command(
         raise InvalidInput(
             "--local", local, "other hosts start their sites themselves, with start.sh: see docs/deploy.md"
         )
-    planned = Topology.load(topology)
+    planned = DeploymentTopology.load(topology)
     if out.exists():
         check_made_from(this_machine.whole(out)["root"], planned)
     else:
         provision(planned, out)
         log.say(f"made {out}, a folder per site; starting them takes a while")
-    rounds = planned.config.run.rounds
+    rounds = planned.experiment.rounds
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         root = out / "root"
         job, done = (Site.load(root).job, len(read_lines(root))) if tracked else ("", 0)
         trackers = trackers_for(tracked, root, topology.stem, job, done)
-        with tracking(trackers, planned.config.as_dict()) as follow:
+        with tracking(trackers, planned.experiment.to_table()) as follow:
 
             def show(line: str) -> None:
                 print(_in_words(line, rounds), flush=True)

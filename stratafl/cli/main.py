@@ -20,6 +20,7 @@ from stratafl.base.signals import Interrupted
 from stratafl.base.tracebacks import add_plugin, format_frames
 from stratafl.base.user_code import attribute_errors
 from stratafl.base.version import __version__
+from stratafl.cli.config import config
 from stratafl.cli.costs.networks import networks
 from stratafl.cli.costs.plan import plan_command
 from stratafl.cli.costs.price import price_command
@@ -52,6 +53,7 @@ app.command("price")(price_command)
 app.command("plan")(plan_command)
 app.command("methods")(methods_command)
 app.command("models")(models_command)
+app.add_typer(config, name="config")
 app.add_typer(networks, name="networks")
 app.add_typer(data, name="data")
 app.add_typer(deploy, name="deploy")

@@ -19,7 +19,7 @@ def methods_command(
     as_json: AsJson = False,
 ) -> None:
     """List the methods, what each is, and its parameters."""
-    from stratafl.config.setup import import_plugins
+    from stratafl.experiment.loading import import_plugins
     from stratafl.rules.registry import entries
 
     import_plugins(plugin or ())

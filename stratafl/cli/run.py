@@ -19,8 +19,8 @@ from stratafl.cli.options import CONFIG_FILE, AsJson, Changes, Quiet, Track, tra
 from stratafl.runs import format
 
 if TYPE_CHECKING:
-    from stratafl.config.schema import Config
     from stratafl.distributed.communicator import Communicator
+    from stratafl.experiment.experiment import Experiment
     from stratafl.metrics.records import RoundResult
     from stratafl.runs.launch import Launch
 
@@ -32,7 +32,7 @@ def run_command(
     name: Annotated[str | None, typer.Option(help="The run's name; the config file's unless given.")] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Go on with this folder's run; with --set run.rounds=N, further."),
+        typer.Option(metavar="DIR", help="Go on with this folder's run; with --set rounds=N, further."),
     ] = None,
     force: Annotated[
         bool,
@@ -50,13 +50,13 @@ def run_command(
     as_json: AsJson = False,
 ) -> None:
     """Run what a config file describes, and keep it in a folder of its own."""
-    from stratafl.config.schema import Config
     from stratafl.distributed.launcher import distributed_session
+    from stratafl.experiment.experiment import Experiment
     from stratafl.runs.launch import Launch
     from stratafl.runs.trackers import check_trackers
 
     if nproc is not None:
-        raise typer.Exit(_shared(nproc, None if config is None else Config.load(config, change or ())))
+        raise typer.Exit(_shared(nproc, None if config is None else Experiment.from_toml(config, change or ())))
     tracked = tracked_by(track, tensorboard)
     check_trackers(tracked)
     with distributed_session() as ranks:
@@ -68,7 +68,7 @@ def run_command(
                     raise InvalidInput("--name", name, "a run goes on under the name it has: give none with --resume")
                 if force and resume is None:
                     raise InvalidInput("--force", force, "is for --resume")
-                settings = None if config is None else Config.load(config, change or ())
+                settings = None if config is None else Experiment.from_toml(config, change or ())
             if resume is not None:
                 further = Launch.changed(resume, change) if change else None
                 launch = Launch.resume(resume, _saying(resume.name, ranks), ranks, force, further)
@@ -83,13 +83,13 @@ def run_command(
             launch.run()
 
 
-def _shared(nproc: int, settings: Config | None) -> int:
+def _shared(nproc: int, settings: Experiment | None) -> int:
     """Have so many processes do it, and return the exit code."""
-    from stratafl.base.topology import Tree
+    from stratafl.base.topology import Topology
     from stratafl.distributed.launcher import launch, without_option
 
     count = check_integer("--nproc", nproc, at_least=1, at_most=4096)
-    clients = count if settings is None else Tree.of(settings.tree.shape).leaves
+    clients = count if settings is None else Topology.of(settings.tree.shape).leaves
     if count > clients:
         # said before so many processes are started that would have nothing to do
         raise InvalidInput("--nproc", count, f"the tree has {clients:,} clients; every process needs one at least")
@@ -114,7 +114,7 @@ def _show(launch: Launch, tracked: Sequence[str], quiet: bool, as_json: bool) ->
     trackers = trackers_for(tracked, folder, launch.name, folder.name, before)
     with (
         ProgressBar(title, launch.simulation.rounds, quiet, done=before) as display,
-        tracking(trackers, launch.config.as_dict()) as follow,
+        tracking(trackers, launch.experiment.to_table()) as follow,
     ):
 
         def watch(record: RoundResult) -> None:

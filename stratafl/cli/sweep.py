@@ -40,10 +40,10 @@ def sweep_command(
     goal = plan.target if target is None else parse_goal("--target", target)
     folder = runs / plan.name
     with SweepDisplay(plan.name, len(plan.entries), quiet) as display:
-        configs = {entry.name: entry.config for entry in plan.entries}
+        experiments = {entry.name: entry.experiment for entry in plan.entries}
         # what is run again, or kept although it is stale, is no progress
         say = _say if quiet else display.say
-        outcomes = run_all(configs, folder, workers, display.show, say, keep_stale=keep_stale, target=goal)
+        outcomes = run_all(experiments, folder, workers, display.show, say, keep_stale=keep_stale, target=goal)
     stored = {o.name: read_run(o.path) for o in outcomes if o.status == format.DONE and o.path is not None}
     better = {name: way for run in stored.values() for name, way in run.better.items()}
     records = [record for run in stored.values() for record in run.rounds]

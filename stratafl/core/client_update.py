@@ -24,7 +24,7 @@ root."""
 Stage = Callable[[Tensor, Tensor, CorrectionFn], Tensor]
 """Gradient transform: (direction, model, correct) -> direction."""
 
-OptimiserState = Literal["restart", "keep"]
+OptimiserState = Literal["reset", "keep"]
 """Whether the state of a client's optimizer is reset when it gets a model from its parent."""
 
 PLAIN = SGD()
@@ -109,7 +109,7 @@ class Leaf:
     lr: LearningRate
     stages: tuple[Stage, ...] = (corrections,)
     optimiser: Optimiser = PLAIN
-    optimiser_state: OptimiserState = "restart"
+    optimiser_state: OptimiserState = "reset"
     epochs: int | None = None
     """Passes over a client's own data between two synchronisations; None if the schedule counts
     steps instead."""
@@ -151,35 +151,37 @@ def leaf(
     weight_decay: float = 0.0,
     momentum: float = 0.0,
     optimiser: object = None,
-    optimiser_state: OptimiserState = "restart",
+    optimiser_state: OptimiserState = "reset",
     epochs: int | None = None,
 ) -> Leaf:
     """Local update with the standard chain: corrections, clip by norm, weight decay, optimizer.
 
     optimiser: a name ("sgd", "adam", "adamw"), a table of a name and parameters, or an object with
         `init` and `step`; SGD with `momentum` by default.
-    optimiser_state: "restart" or "keep" the optimizer's state when a client gets a model from its
+    optimiser_state: "reset" or "keep" the optimizer's state when a client gets a model from its
         parent.
     epochs: passes over a client's own data between two synchronisations; the run's periods then
         leave out the clients' level.
     """
     stages: list[Stage] = [corrections]
     if clip_norm is not None:
-        stages.append(clip(check_number("leaf.clip", clip_norm, above=0, at_most=1e30)))
-    strength = check_number("leaf.weight_decay", weight_decay, at_least=0)
+        stages.append(clip(check_number("client.clip_norm", clip_norm, above=0, at_most=1e30)))
+    strength = check_number("client.weight_decay", weight_decay, at_least=0)
     if strength > 0:
         stages.append(decay(strength))
-    check_number("leaf.momentum", momentum, at_least=0, below=1)
+    check_number("client.optimizer.momentum", momentum, at_least=0, below=1)
     chosen = SGD(momentum) if optimiser is None else parse_optimizer(optimiser)
     if optimiser is not None and momentum:
-        allowed = 'is an optimiser\'s own: optimiser = { name = "sgd", momentum = 0.9, nesterov = true }'
-        raise InvalidInput("leaf.momentum", momentum, allowed)
+        allowed = (
+            'is a parameter of the optimizer: client.optimizer = { name = "sgd", momentum = 0.9, nesterov = true }'
+        )
+        raise InvalidInput("client.optimizer.momentum", momentum, allowed)
     if isinstance(chosen, AdamW) and strength > 0:
-        allowed = 'AdamW has a decay of its own: optimiser = { name = "adamw", weight_decay = 0.01 }'
-        raise InvalidInput("leaf.weight_decay", weight_decay, allowed)
-    check_choice("leaf.optimiser_state", optimiser_state, get_args(OptimiserState))
+        allowed = 'AdamW has a decay of its own: client.optimizer = { name = "adamw", weight_decay = 0.01 }'
+        raise InvalidInput("client.weight_decay", weight_decay, allowed)
+    check_choice("client.optimizer_state", optimiser_state, get_args(OptimiserState))
     schedule = lr if callable(lr) else constant(lr)
-    passes = None if epochs is None else check_integer("leaf.epochs", epochs, at_least=1)
+    passes = None if epochs is None else check_integer("schedule.periods", epochs, at_least=1)
     return Leaf(schedule, tuple(stages), chosen, optimiser_state, passes)
 
 
@@ -214,14 +216,17 @@ def _dry_run_stages(stages: Sequence[Stage], x_2P: Tensor) -> None:
         results = []
         for client in (0, 1, 0, 0):
             rows = slice(client, client + 1)
-            with seeded_rng(ALIKE, devices=True), convert_errors("leaf.stages", name, "fails on a row of numbers"):
+            with (
+                seeded_rng(ALIKE, devices=True),
+                convert_errors("client.gradient_transforms", name, "fails on a row of numbers"),
+            ):
                 results.append(stage(d_2P[rows].clone(), x_2P[rows].clone(), lambda x, g: g))
                 if not isinstance(results[-1], Tensor) or results[-1].shape != x_2P[rows].shape:
                     raise ValueError("it must give a direction of the model's shape")
         first, _, *repeated = results
         if not all(equal_with_nan(first, result) for result in repeated):
             allowed = "depends on earlier calls: only an optimiser may have a state (docs/optimisers.md)"
-            raise InvalidInput("leaf.stages", name, allowed)
+            raise InvalidInput("client.gradient_transforms", name, allowed)
 
 
 def _dry_run_optimizer(optimiser: Optimiser, x_NP: Tensor) -> None:
@@ -242,33 +247,25 @@ def _dry_run_optimizer(optimiser: Optimiser, x_NP: Tensor) -> None:
             raise ValueError("step must give a state like the one of init, and a change of the model's shape")
         return result
 
-    with convert_errors("leaf.optimiser", name, "must be a value that does not change, such as a NamedTuple"):
+    with convert_errors("client.optimizer", name, "must be a value that does not change, such as a NamedTuple"):
         hash(optimiser)
-    with convert_errors("leaf.optimiser", name, "fails on a row of numbers"):
+    with convert_errors("client.optimizer", name, "fails on a row of numbers"):
         try:
             state = dry_run(optimiser.init, {"x": x_NP})
             for factor in (1.0, -0.5):
                 direction_NP = factor * x_NP.flip(1)
                 state, _ = dry_run(step, {"state": state, "direction": direction_NP, "x": x_NP, "lr": 0.1})
         except ImpureFunction as problem:
-            raise InvalidInput("leaf.optimiser", name, str(problem)) from None
-
-
-def client_update_of(update: Leaf | float | LearningRate) -> Leaf:
-    """Parse a client's update or its learning rate, and check the rate of the first round."""
-    update = update if isinstance(update, Leaf) else leaf(update)
-    with convert_errors("leaf.lr", getattr(update.lr, "__name__", update.lr)):
-        check_number("leaf.lr", update.lr(0), at_least=0)
-    return update
+            raise InvalidInput("client.optimizer", name, str(problem)) from None
 
 
 def check_strengths(dtype: torch.dtype, chain: Leaf, rules: Sequence[Rule]) -> None:
     """Raise if the model's type cannot represent a learning rate, decay or proximal strength."""
     largest = torch.finfo(dtype).max
-    check_number("leaf.lr", chain.lr(0), at_most=largest)
+    check_number("client.lr", chain.lr(0), at_most=largest)
     for stage in chain.stages:
         if isinstance(stage, decay):
-            check_number("leaf.weight_decay", stage.rate, at_most=largest)
+            check_number("client.weight_decay", stage.rate, at_most=largest)
     for rule in rules:
         if isinstance(rule.local, Proximal):
-            check_number("rules", rule.local.strength, at_most=largest)
+            check_number("method", rule.local.strength, at_most=largest)

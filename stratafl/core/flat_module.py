@@ -90,12 +90,12 @@ class FlatModule:
 
         A tied parameter may have any of its names. Non-persistent buffers may be missing.
         """
-        tensors, values = _tensors(self.module), _first_names_only(self.module, values, "initial")
+        tensors, values = _tensors(self.module), _first_names_only(self.module, values, "model.initial")
         defaults = {name: tensors[name] for name in _non_persistent(self.module) if name in self._buffer_shapes}
         complete = {**defaults, **values}
         for name in (*self._shapes, *self._buffer_shapes):
             if name not in complete:
-                raise InvalidInput("initial", sorted(complete), f"lacks {name!r}")
+                raise InvalidInput("model.initial", sorted(complete), f"lacks {name!r}")
         with torch.no_grad():
             for name in values.keys() - self._shapes.keys() - self._buffer_shapes.keys():
                 tensors[name].copy_(values[name])
@@ -385,11 +385,13 @@ def initial_rows(flat: FlatModule, initial: object) -> tuple[Tensor, Tensor]:
         # buffers may be infinite, such as an attention mask
         if name in flat.names and not bool(values.isfinite().all()):
             kind = str(flat.dtype).removeprefix("torch.")
-            raise InvalidInput(f"initial.{name}", tuple(values.shape), f"must hold numbers that are finite in {kind}")
+            raise InvalidInput(
+                f"model.initial.{name}", tuple(values.shape), f"must hold numbers that are finite in {kind}"
+            )
     return rows
 
 
-def read_state_dict(source: object, field: str = "initial") -> dict[str, Tensor]:
+def read_state_dict(source: object, field: str = "model.initial") -> dict[str, Tensor]:
     """Read a state dict of tensors or arrays, or the file of one."""
     if isinstance(source, str | Path):
         source = _load_file(Path(source), field)

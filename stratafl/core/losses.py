@@ -18,7 +18,7 @@ from stratafl.base.errors import InvalidInput, UserCodeError, convert_errors, un
 from stratafl.base.rng import ALIKE, seeded_rng
 from stratafl.base.tracebacks import definition_frame
 from stratafl.base.user_code import load_attribute
-from stratafl.base.validation import name_and_params
+from stratafl.base.validation import find_name, name_and_params
 
 LOGITS = "logits"
 
@@ -295,9 +295,7 @@ def parse_loss(loss: LossLike | None, field: str = "loss") -> Loss:
     name, params = name_and_params(field, loss)
     if ":" in name:
         return parse_loss(load_user_object(field, name, params), field)
-    if name not in LOSSES:
-        raise unknown_name(field, name, LOSSES)
-    function, allowed = LOSSES[name]
+    function, allowed = LOSSES[find_name(field, name, LOSSES)]
     for key in params:
         if key not in allowed:
             raise unknown_name(f"{field} key", key, allowed)

@@ -13,7 +13,7 @@ from torch import Tensor
 from stratafl.base.errors import InvalidInput, convert_errors, unknown_name
 from stratafl.base.rng import ALIKE, seeded_rng
 from stratafl.base.user_code import load_attribute
-from stratafl.base.validation import check_integer, check_number, name_and_params
+from stratafl.base.validation import check_integer, check_number, find_name, name_and_params
 from stratafl.core.rule import Rows
 
 STEP_COUNT = "steps"
@@ -42,11 +42,11 @@ class SGD:
     nesterov: bool = False
 
     def __post_init__(self) -> None:
-        check_number("leaf.optimiser.momentum", self.momentum, at_least=0, below=1)
+        check_number("client.optimizer.momentum", self.momentum, at_least=0, below=1)
         if not isinstance(self.nesterov, bool):
-            raise InvalidInput("leaf.optimiser.nesterov", self.nesterov, "must be true or false")
+            raise InvalidInput("client.optimizer.nesterov", self.nesterov, "must be true or false")
         if self.nesterov and not self.momentum:
-            raise InvalidInput("leaf.optimiser.nesterov", True, "needs a momentum above 0")
+            raise InvalidInput("client.optimizer.nesterov", True, "needs a momentum above 0")
 
     def init(self, x: Tensor) -> Rows:
         return {"velocity": torch.zeros_like(x)} if self.momentum else {}
@@ -75,10 +75,10 @@ class Adam:
 
     def __post_init__(self) -> None:
         if not isinstance(self.betas, list | tuple) or len(self.betas) != 2:
-            raise InvalidInput("leaf.optimiser.betas", self.betas, "must be two numbers")
-        betas = tuple(check_number("leaf.optimiser.betas", beta, at_least=0, below=1) for beta in self.betas)
+            raise InvalidInput("client.optimizer.betas", self.betas, "must be two numbers")
+        betas = tuple(check_number("client.optimizer.betas", beta, at_least=0, below=1) for beta in self.betas)
         object.__setattr__(self, "betas", betas)  # a config has a list
-        check_number("leaf.optimiser.eps", self.eps, above=0)
+        check_number("client.optimizer.eps", self.eps, above=0)
 
     @property
     def decoupled(self) -> float:
@@ -116,7 +116,7 @@ class AdamW(Adam):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number("leaf.optimiser.weight_decay", self.weight_decay, at_least=0)
+        check_number("client.optimizer.weight_decay", self.weight_decay, at_least=0)
 
     @property
     def decoupled(self) -> float:
@@ -132,28 +132,27 @@ def parse_optimizer(optimizer: object) -> Optimiser:
     if not isinstance(optimizer, str | Mapping):
         if not (isinstance(optimizer, Optimiser) and not isinstance(optimizer, type)):
             allowed = "must be a name, a table, or a value with the functions init and step (docs/optimisers.md)"
-            raise InvalidInput("leaf.optimiser", optimizer, allowed)
+            raise InvalidInput("client.optimizer", optimizer, allowed)
         return optimizer
-    name, params = name_and_params("leaf.optimiser", optimizer)
+    name, params = name_and_params("client.optimizer", optimizer)
     if ":" in name:
         return _load_optimizer(name, params)
-    if name not in OPTIMIZERS:
-        raise unknown_name("leaf.optimiser", name, OPTIMIZERS)
+    name = find_name("client.optimizer", name, OPTIMIZERS)
     kind = OPTIMIZERS[name]
     for key in params:
         if key not in kind.__dataclass_fields__:
-            raise unknown_name(f"leaf.optimiser.{name} key", key, kind.__dataclass_fields__)
+            raise unknown_name(f"client.optimizer.{name} key", key, kind.__dataclass_fields__)
     return kind(**params)
 
 
 def _load_optimizer(path: str, params: Mapping[str, Any]) -> Optimiser:
     """Make an optimizer with a user's class or function."""
-    make = load_attribute("leaf.optimiser", path)
-    with convert_errors("leaf.optimiser", path, "cannot be made"), seeded_rng(ALIKE):
+    make = load_attribute("client.optimizer", path)
+    with convert_errors("client.optimizer", path, "cannot be made"), seeded_rng(ALIKE):
         optimizer = make(**params)
     if not isinstance(optimizer, Optimiser):
         kind = type(optimizer).__name__
-        raise InvalidInput("leaf.optimiser", path, f"must make a value with init and step, not {kind}")
+        raise InvalidInput("client.optimizer", path, f"must make a value with init and step, not {kind}")
     return optimizer
 
 
@@ -163,22 +162,22 @@ LearningRate = Callable[[int], float]
 
 def constant(lr: float) -> LearningRate:
     """Constant learning rate."""
-    lr = check_number("leaf.lr", lr, above=0)
+    lr = check_number("client.lr", lr, above=0)
     return lambda round: lr
 
 
 def step_decay(lr: float, every: int, factor: float = 0.1) -> LearningRate:
     """Learning rate that is multiplied by `factor` after every `every` global rounds."""
-    lr = check_number("leaf.lr", lr, above=0)
-    check_integer("leaf.schedule.every", every, at_least=1)
-    check_number("leaf.schedule.factor", factor, above=0, at_most=1)
+    lr = check_number("client.lr", lr, above=0)
+    check_integer("client.lr_schedule.every", every, at_least=1)
+    check_number("client.lr_schedule.factor", factor, above=0, at_most=1)
     return lambda round: lr * factor ** (round // every)
 
 
 def cosine(lr: float, rounds: int, floor: float = 0.0) -> LearningRate:
     """Learning rate that falls from `lr` to `floor` along half a cosine over `rounds` global
     rounds."""
-    lr = check_number("leaf.lr", lr, above=0)
-    check_integer("leaf.schedule.rounds", rounds, at_least=1)
-    check_number("leaf.schedule.floor", floor, at_least=0, at_most=lr)
+    lr = check_number("client.lr", lr, above=0)
+    check_integer("client.lr_schedule.rounds", rounds, at_least=1)
+    check_number("client.lr_schedule.floor", floor, at_least=0, at_most=lr)
     return lambda round: floor + (lr - floor) * (1 + math.cos(math.pi * min(round, rounds) / rounds)) / 2

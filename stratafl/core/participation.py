@@ -9,7 +9,7 @@ import numpy as np
 
 from stratafl.base.errors import InvalidInput, convert_errors
 from stratafl.base.rng import Stream, derive_seed, generator, seeded_rng
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Topology
 from stratafl.base.validation import check_count_or_fraction, plain
 from stratafl.core.rule import documented
 
@@ -23,7 +23,7 @@ class Draw(NamedTuple):
     draw random numbers only from `generator`.
     """
 
-    tree: Tree
+    tree: Topology
     """The whole tree; the mask has `tree.sizes[level]` entries."""
     level: int
     """Level of the nodes: 1 are the root's children, `tree.depth` the clients."""
@@ -47,7 +47,9 @@ def check_participation(
     if isinstance(participation, Sequence) and not isinstance(participation, str):
         per_level = tuple(participation)
         if len(per_level) != depth:
-            raise InvalidInput("participation", list(per_level), f"needs one entry per edge level, {depth} of them")
+            raise InvalidInput(
+                "schedule.participation", list(per_level), f"needs one entry per edge level, {depth} of them"
+            )
     else:
         per_level = (None,) * (depth - 1) + (participation,)
     return tuple(map(_check_one, per_level))
@@ -58,11 +60,13 @@ def _check_one(participation: Participation) -> Participation:
         return participation
     if isinstance(participation, str) and participation == "all":
         return participation
-    return check_count_or_fraction("participation", participation, 'must be "all", a fraction, a number or a function')
+    return check_count_or_fraction(
+        "schedule.participation", participation, 'must be "all", a fraction, a number or a function'
+    )
 
 
 def sample_participants(
-    participation: Participation, tree: Tree, level: int, round: int, seed: int, busy_N: np.ndarray | None = None
+    participation: Participation, tree: Topology, level: int, round: int, seed: int, busy_N: np.ndarray | None = None
 ) -> np.ndarray:
     """Draw the children of each parent for the level's next round, as a mask of the level.
 
@@ -79,10 +83,13 @@ def sample_participants(
     random = generator(seed, Stream.PARTICIPATION, level, round)
     if callable(participation):
         key = derive_seed(seed, Stream.PARTICIPATION, level, round)
-        with convert_errors("participation", getattr(participation, "__name__", participation)), seeded_rng(key):
+        with (
+            convert_errors("schedule.participation", getattr(participation, "__name__", participation)),
+            seeded_rng(key),
+        ):
             mask = np.asarray(participation(Draw(tree, level, round, random)))
         if mask.shape != (size,) or mask.dtype != bool:
-            raise InvalidInput("participation", mask, f"the function must give a boolean mask of {size} nodes")
+            raise InvalidInput("schedule.participation", mask, f"the function must give a boolean mask of {size} nodes")
         return mask & ~busy_N
     siblings_M = tree.children(level - 1)
     busy_M = np.bincount(tree.parents[level][busy_N], minlength=len(siblings_M))
@@ -114,7 +121,7 @@ def _cohort_size(participation: float | int, siblings_M: np.ndarray) -> np.ndarr
     return np.minimum(participation, siblings_M)
 
 
-def expected_share(participation: Sequence[Participation], tree: Tree) -> np.ndarray:
+def expected_share(participation: Sequence[Participation], tree: Topology) -> np.ndarray:
     """Expected share of the rounds in which each client takes part; a user's function counts as
     1."""
     share_N = np.ones(tree.leaves)

@@ -26,35 +26,30 @@ class SyncEvent(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Schedule:
+class SyncSchedule:
     """Period of each edge level in units of the level below, root first.
 
-    `Schedule((30, 20))` is E = 30 and H = 20 of the MTGC paper: a group aggregates every 20 local
-    steps, and the root every 30 group rounds.
+    `SyncSchedule((30, 20))` is E = 30 and H = 20 of the MTGC paper: a group aggregates every 20
+    local steps, and the root every 30 group rounds.
     """
 
     periods: tuple[int, ...]
 
     @staticmethod
-    def of(periods: Sequence[int], depth: int, epochs: int | None = None) -> Schedule:
-        """Make a schedule from the periods of all edge levels, root first. With `epochs`, the
-        clients' period is that number of passes over their data, and `periods` has those of the
-        other levels."""
+    def of(periods: Sequence[int], depth: int) -> SyncSchedule:
+        """Make a schedule from the periods of all edge levels, root first."""
         periods, depth = plain(periods), check_integer("depth", depth, at_least=1)
-        if epochs is not None:
-            if not isinstance(periods, Sequence) or len(periods) != depth - 1:
-                allowed = f"with epochs, needs one number per edge level but the lowest, {depth - 1} of them"
-                raise InvalidInput("periods", periods, allowed)
-            periods = [*periods, epochs]
         if not isinstance(periods, Sequence) or len(periods) != depth:
-            raise InvalidInput("periods", periods, f"needs one number per edge level, {depth} of them")
-        checked = tuple(check_integer("periods", period, at_least=1) for period in periods)
+            raise InvalidInput("schedule.periods", periods, f"needs one number per edge level, {depth} of them")
+        checked = tuple(check_integer("schedule.periods", period, at_least=1) for period in periods)
         if math.prod(checked) > MOST_STEPS:
-            raise InvalidInput("periods", list(periods), f"at most {MOST_STEPS:,} local steps in a global round")
-        return Schedule(checked)
+            raise InvalidInput(
+                "schedule.periods", list(periods), f"at most {MOST_STEPS:,} local steps in a global round"
+            )
+        return SyncSchedule(checked)
 
     @staticmethod
-    def of_steps(steps: Sequence[int], depth: int) -> Schedule:
+    def of_steps(steps: Sequence[int], depth: int) -> SyncSchedule:
         """Make a schedule from the MTGC paper's list P: edge level m synchronises every P_m local
         steps, root first."""
         steps, depth = plain(steps), check_integer("depth", depth, at_least=1)
@@ -64,7 +59,7 @@ class Schedule:
         pairs = list(zip(steps, [*steps[1:], 1], strict=True))
         if any(above % below for above, below in pairs):
             raise InvalidInput("steps_per_sync", steps, "each must be a whole number that divides the one before it")
-        return Schedule.of([above // below for above, below in pairs], depth)
+        return SyncSchedule.of([above // below for above, below in pairs], depth)
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -100,7 +95,7 @@ def check_levels(field: str, levels: Sequence[int], depth: int) -> list[int]:
     return [check_integer(field, level, at_least=0, at_most=depth) for level in levels]
 
 
-def check_drawn(schedule: Schedule, clients: float, largest: int, batch: int | None, passes: bool = False) -> str:
+def check_drawn(schedule: SyncSchedule, clients: float, largest: int, batch: int | None, passes: bool = False) -> str:
     """Reason why the batches of a period are too many for an engine that draws those of all clients
     at once; an empty text if they are not.
 

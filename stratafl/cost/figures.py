@@ -12,7 +12,7 @@ import numpy as np
 
 from stratafl.base.errors import InvalidInput, escape_control
 from stratafl.base.plotting import STYLE, pyplot, save
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Topology
 from stratafl.cost.costs import PriceableRun
 from stratafl.cost.pricing import ALL_ROUNDS, TIME, GroupCosts, Unit, time_breakdown
 from stratafl.network.specification import Device, Distribution, Network, Tier
@@ -72,7 +72,7 @@ class _ChartRow(NamedTuple):
 class RoundChart:
     """Activities of one round, by node."""
 
-    def __init__(self, tree: Tree, activities: Sequence[Activity]):
+    def __init__(self, tree: Topology, activities: Sequence[Activity]):
         self.tree = tree
         self._activities: list[list[Activity]] = [[] for _ in tree.sizes]
         self._takes_part = [np.zeros(size, dtype=bool) for size in tree.sizes]
@@ -187,7 +187,7 @@ def plot_round(path: Path, run: PriceableRun, network: Network, round: int) -> N
         save(figure, path)
 
 
-def _shown_nodes(tree: Tree) -> list[Place]:
+def _shown_nodes(tree: Topology) -> list[Place]:
     """Nodes in the figure: each parent, followed by its children."""
     nodes: list[Place] = []
     free = MAX_LINES - sum(tree.sizes[:-1])
@@ -326,7 +326,7 @@ def _set_quantities(part: Tier | Device) -> dict[str, Distribution]:
     return {key: value for key, value in values.items() if value is not None and value != defaults[key]}
 
 
-def plot_network(path: Path, network: Network, tree: Tree) -> None:
+def plot_network(path: Path, network: Network, tree: Topology) -> None:
     """Plot a tree with its links at the left, and distributions at the right."""
     plt = pyplot()
     colours: dict[str, str] = {"leaf": INK}
@@ -350,7 +350,7 @@ def plot_network(path: Path, network: Network, tree: Tree) -> None:
         save(figure, path)
 
 
-def _plot_tree(axes: Any, network: Network, tree: Tree) -> None:
+def _plot_tree(axes: Any, network: Network, tree: Topology) -> None:
     depth = tree.depth
     position = [np.empty(size) for size in tree.sizes]
     position[depth] = np.arange(tree.leaves, dtype=float)

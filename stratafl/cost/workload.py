@@ -10,21 +10,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.topology import Tree
-from stratafl.base.validation import name_and_params, repeated
-from stratafl.config.schema import Config, LeafConfig
-from stratafl.config.setup import import_plugins, rules_of
+from stratafl.base.topology import Topology
+from stratafl.base.validation import repeated
 from stratafl.core.client_update import Leaf
 from stratafl.core.participation import check_participation
 from stratafl.core.rule import Rule
-from stratafl.core.schedule import Schedule
+from stratafl.core.schedule import SyncSchedule
+from stratafl.experiment.algorithm import client_update, rule_names, sync_schedule
+from stratafl.experiment.experiment import Experiment
+from stratafl.experiment.fields import options
+from stratafl.experiment.loading import import_plugins
+from stratafl.experiment.sections import Client, Method, Model, Schedule
 from stratafl.models.registry import build, count_parameters
 from stratafl.network.messages import UNIT, MessageSizes, RecordedWorkload, message_sizes, training_flops
 from stratafl.network.replay import Workload, leaf_steps, replay_rounds
@@ -39,8 +42,10 @@ INSPECTED_ROUNDS = 3
 """Rounds from which the sizes are computed: the first differs from the others, as no node has a
 model yet."""
 
+TOP_LEVEL = ("seed", "plugins")
+"""Options outside the sections that decide a workload."""
 
-Tables = Mapping[str, dict[str, Any]]
+Tables = Mapping[str, Any]
 """Tables of a stored config; a table that it does not have is empty."""
 
 
@@ -69,9 +74,10 @@ def read_workload(run: StoredRun) -> RecoveredWorkload:
     """Read the workload of a stored run."""
     if not run.rounds:
         raise InvalidInput("run", run.path, "has no round yet")
-    config = defaultdict[str, Any](dict, {k: dict(v) for k, v in run.config.items() if isinstance(v, Mapping)})
+    sections = {key: value for key, value in run.config.items() if isinstance(value, Mapping) or key in TOP_LEVEL}
+    config = defaultdict[str, Any](dict, sections)
     tree = tree_of(run)
-    schedule = _schedule(run, config, tree.depth)
+    schedule = _schedule(run, config, tree)
     wait = check_wait(config["schedule"].get("wait"), tree.depth)
     recorded = _recorded_workload(run, tree.depth)
 
@@ -147,7 +153,7 @@ def _network_of(run: StoredRun) -> Network:
         raise InvalidInput("run", run.path, "the clock in its run.json cannot be read") from None
 
 
-def tree_of(run: StoredRun) -> Tree:
+def tree_of(run: StoredRun) -> Topology:
     """Tree of a stored run, with its names."""
     levels = run.tree["levels"]
     try:
@@ -156,25 +162,22 @@ def tree_of(run: StoredRun) -> Tree:
         weights = tuple(np.array(level["weights"], dtype=np.float64) for level in levels)
     except (KeyError, TypeError, ValueError):
         raise InvalidInput("run", run.path, "its tree.json cannot be read") from None
-    return Tree(parents, names, weights)
+    return Topology(parents, names, weights)
 
 
 def _seed(run: StoredRun, config: Tables) -> int:
-    seed = config["run"].get("seed", 0)
+    seed = config.get("seed", 0)
     if type(seed) is not int:
-        raise InvalidInput("run.seed", seed, f"must be a whole number, in {run.name}")
+        raise InvalidInput("seed", seed, f"must be a whole number, in {run.name}")
     return seed
 
 
-def _schedule(run: StoredRun, config: Tables, depth: int) -> Schedule:
-    table, epochs = config["schedule"], config["leaf"].get("epochs")
-    if table.get("periods") is not None:
-        periods = list(table["periods"])
-        # a run from Python notes the whole schedule, with the passes as its last entry
-        return Schedule.of(periods, depth, None if len(periods) == depth else epochs)
-    if table.get("steps_per_sync") is None:
-        raise InvalidInput("schedule.periods", None, f"are not in the config of {run.name}")
-    return Schedule.of_steps(table["steps_per_sync"], depth)
+def _schedule(run: StoredRun, config: Tables, tree: Topology) -> SyncSchedule:
+    table = config["schedule"]
+    try:
+        return sync_schedule(Schedule(periods=table.get("periods"), unit=table.get("unit", "steps")), tree)
+    except InvalidInput as problem:
+        raise InvalidInput("schedule.periods", problem.value, f"{problem.allowed}, in {run.name}") from None
 
 
 def _participation(run: StoredRun, config: Tables, depth: int) -> Any:
@@ -184,35 +187,36 @@ def _participation(run: StoredRun, config: Tables, depth: int) -> Any:
         isinstance(participation, list) and all(isinstance(entry, plain) for entry in participation)
     ):
         raise InvalidInput(
-            "participation", participation, f"of {run.name} is a function of its user's, and cannot be redrawn"
+            "schedule.participation", participation, f"of {run.name} is a function of its user's, and cannot be redrawn"
         )
     return check_participation(participation, depth)
 
 
 def _rules(run: StoredRun, config: Tables, depth: int) -> tuple[Rule, ...]:
-    import_plugins(config["run"].get("plugins") or ())
+    import_plugins(config.get("plugins", ()))
     try:
-        return rules_for(rules_of(Config(method=config["method"])), depth)
-    except InvalidInput as problem:
+        return rules_for(rule_names(Method(**Method.as_table(config["method"]))), depth)  # type: ignore[arg-type]
+    except (InvalidInput, TypeError) as problem:
         raise InvalidInput("run", run.path, f"its method cannot be made again: {problem}") from None
 
 
 def _leaf(config: Tables, rounds: int) -> Leaf | None:
     """Client settings, as far as they decide the messages; None if only the run's program has
     them."""
-    table = config["leaf"]
-    keys = {field.name for field in fields(LeafConfig)}
     try:
-        return LeafConfig(**{key: value for key, value in table.items() if key in keys}).chain(max(rounds, 1))
+        client = Client(**{key: value for key, value in config["client"].items() if key in options(Client)})
+        unit = config["schedule"].get("unit", "steps")
+        return client_update(Experiment(client=client, schedule={"unit": unit}, rounds=max(rounds, 1)))
     except (InvalidInput, TypeError):
         return None
 
 
-def _steps(run: StoredRun, config: Tables, schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
-    """Local steps of each leaf between two synchronisations, and samples per step."""
-    table, leaves = config["leaf"], run.tree["levels"][-1]
+def _steps(run: StoredRun, config: Tables, schedule: SyncSchedule) -> tuple[np.ndarray, np.ndarray]:
+    """Local steps of each client between two synchronisations, and samples per step."""
+    leaves, batch = run.tree["levels"][-1], config["client"].get("batch_size", Client().batch_size)
     counts_N = np.array(leaves.get("samples") or [0] * len(leaves["names"]), dtype=np.int64)
-    return leaf_steps(counts_N, table.get("batch") or None, schedule, table.get("epochs") is not None)
+    counts_epochs = config["schedule"].get("unit") == "epochs"
+    return leaf_steps(counts_N, batch if isinstance(batch, int) else None, schedule, counts_epochs)
 
 
 def _client_bytes(workload: Workload, rounds: int) -> np.ndarray:
@@ -270,18 +274,18 @@ def flops_of(run: StoredRun, trained: int) -> float | None:
     """Operations of training on one sample; None if the model cannot be created again, or would not
     have as many parameters as were trained."""
     data, classes = run.config.get("data"), run.tree["classes"]
-    shape = SHAPES.get(str(data.get("name"))) if isinstance(data, Mapping) else None
+    shape = SHAPES.get(str(data.get("source"))) if isinstance(data, Mapping) else None
     if shape is None or not isinstance(run.config.get("model"), Mapping):
         return None
     try:
-        name, params = name_and_params("model", run.config["model"])
+        model = Model(**Model.as_table(run.config["model"]))  # type: ignore[arg-type]
         with torch.device("meta"):
-            model = build(name, shape, len(classes), **params).eval()
+            module = build(model.name, shape, len(classes), **model.params).eval()
             sample = torch.zeros((1, *shape), dtype=torch.long if shape == TEXT else torch.float32)
-            flops = training_flops(lambda: model(sample))
+            flops = training_flops(lambda: module(sample))
     except (InvalidInput, RuntimeError, NotImplementedError, TypeError):
         return None
-    parameters = count_parameters(model)
+    parameters = count_parameters(module)
     # where nothing but models is sent, records do not tell parameters from buffers
-    with_buffers = parameters + sum(b.numel() for b in model.buffers() if b.is_floating_point())
+    with_buffers = parameters + sum(b.numel() for b in module.buffers() if b.is_floating_point())
     return flops if trained in (parameters, with_buffers) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -11,17 +11,16 @@ from torch import Tensor
 
 from stratafl.base.device import to_device
 from stratafl.base.rng import Stream, random_bits, uniform
-from stratafl.base.validation import check_choice, check_integer
 
-Sampling = Literal["epochs", "replacement"]
+Sampling = Literal["shuffle", "replacement"]
 
 
 def batch_indices(
-    seed: int, client: int, size: int, first: int, steps: int, batch: int | None, sampling: Sampling = "epochs"
+    seed: int, client: int, size: int, first: int, steps: int, batch: int | None, sampling: Sampling = "shuffle"
 ) -> list[Tensor]:
     """Positions in a client's list of samples for `steps` steps, from step `first` on.
 
-    `"epochs"`: each epoch is a new shuffle without replacement; its last batch has the remaining
+    `"shuffle"`: each epoch is a new shuffle without replacement; its last batch has the remaining
     samples. `"replacement"`: each sample is drawn independently. Batches of a client with fewer
     samples than `batch` have as many as it has; `batch = None` means all samples in the stored
     order.
@@ -78,7 +77,7 @@ def padded_batches(
     first: int | Sequence[int] | np.ndarray,
     steps: int,
     batch: int | None,
-    sampling: Sampling = "epochs",
+    sampling: Sampling = "shuffle",
     device: str | torch.device = "cpu",
     places: int | None = None,
 ) -> PaddedBatches:
@@ -134,12 +133,3 @@ def padded_batches(
     mask_CHB = place_B < on_device(length_CH)[..., None]
     where_CHB = begin_CH[..., None] + torch.where(mask_CHB, place_B, 0)
     return PaddedBatches(order_T[where_CHB], mask_CHB, length_CH)
-
-
-MOST_BATCH = 1 << 31
-
-
-def check_batching(batch: int | None, sampling: str) -> tuple[int | None, Sampling]:
-    """Check the number of samples per step (None for all of them) and how they are drawn."""
-    drawn: Sampling = check_choice("sampling", sampling, get_args(Sampling))
-    return None if batch is None else check_integer("batch", batch, at_least=1, at_most=MOST_BATCH), drawn

@@ -45,8 +45,8 @@ class Classes(NamedTuple):
         counted = labels[labels.long() != self.ignored]
         low, high = int(counted.min()), int(counted.max())
         if low < 0:
-            allowed = f"of {field} begin at {low}: classes are counted from 0, and {self.ignored} is a label to ignore"
-            raise InvalidInput("labels", f"{low} to {high}", allowed)
+            allowed = f"classes are counted from 0, and {self.ignored} is a label to ignore"
+            raise InvalidInput(f"{field} labels", f"{low} to {high}", allowed)
         allowed = f"{field} labels go from {low} to {high}, so {high + 1} classes are needed"
         raise InvalidInput("model output", f"{self.size} classes", allowed)
 
@@ -200,7 +200,7 @@ class LazySamples:
         if bool(outside.any()):
             place, *_ = outside.nonzero()[0].tolist()
             label = targets_B[place][outside[place]].flatten()[0].item()
-            raise InvalidInput(f"data[{int(index_B[place])}] label", label, f"must be {self.accepted.allowed}")
+            raise InvalidInput(f"data.source[{int(index_B[place])}] label", label, f"must be {self.accepted.allowed}")
 
     def head(self, count: int) -> Inputs:
         return self.batch(torch.arange(min(count, len(self.targets_N))), BatchKey(0, 0, 0))[0]

@@ -57,7 +57,7 @@ class DataColumns(NamedTuple):
         column = next((name for name in TARGETS if name in names), None) if self.targets is None else self.targets
         if column is None:
             raise InvalidInput(
-                f"{field} columns", list(names), 'say which are the targets: columns = {targets = "..."}'
+                f"{field} columns", list(names), 'say which are the targets: data.columns = {targets = "..."}'
             )
         return _check_column(field, column, names)
 
@@ -120,8 +120,8 @@ def load_data(
         reader = load_per_client if is_per_client(part) else load_dataset
         return reader(field, part, columns=columns, lazy=lazy, seed=seed)
 
-    train = load("data", data, lazy)
-    return train if test is None else replace(train, test=load("test", test, False))
+    train = load("data.source", data, lazy)
+    return train if test is None else replace(train, test=load("data.test", test, False))
 
 
 def load_dataset(
@@ -129,10 +129,12 @@ def load_dataset(
 ) -> FederatedData:
     """Load one data set of all clients; with `lazy` its items are read anew for every batch."""
     if is_map_style(data):
-        items = _ItemReader(field, data, DataColumns.of(f"{field} columns" if field == "test" else "columns", columns))
+        items = _ItemReader(field, data, DataColumns.of("data.columns", columns))
         return _read_items(field, [items], lazy, seed)
     if lazy:
-        raise InvalidInput("lazy", lazy, f"is for a data set that is read item by item, not for {type(data).__name__}")
+        raise InvalidInput(
+            "data.lazy", lazy, f"is for a data set that is read item by item, not for {type(data).__name__}"
+        )
     return FederatedData(samples=InMemorySamples(*_pair(field, data)))
 
 
@@ -144,7 +146,7 @@ def load_per_client(
         raise InvalidInput(field, type(datasets).__name__, "must be a list, one data set per client")
     fields = [f"{field}[{client}]" for client in range(len(datasets))]
     if all(map(is_map_style, datasets)):
-        data_columns = DataColumns.of("columns", columns)
+        data_columns = DataColumns.of("data.columns", columns)
         readers = [_ItemReader(name, data, data_columns) for name, data in zip(fields, datasets, strict=True)]
         joined, sizes = _read_items(field, readers, lazy, seed), list(map(len, readers))
     else:
@@ -183,7 +185,7 @@ def _unusable_data_error(field: str, data: object) -> InvalidInput:
         if _hint(part) or (is_list and not (is_map_style(part) or _is_pair(part))):
             return InvalidInput(f"{field}[{place}]", type(part).__name__, _hint(part) or ACCEPTED)
     if is_list and data:
-        return InvalidInput(field, type(data).__name__, "a list has a data set per client, and needs partition=None")
+        return InvalidInput(field, type(data).__name__, "a list has a data set per client: leave data.partition out")
     return InvalidInput(field, type(data).__name__, _hint(data) or ACCEPTED)
 
 
@@ -192,7 +194,7 @@ def _hint(data: object) -> str:
     if isinstance(data, DataLoader):
         return "give loader.dataset: a run draws its own batches"
     if isinstance(data, str | Path):
-        return "is no data: load it first, or name it in a config, [data] name"
+        return "is no data: load it first, or name it in data.source"
     if _is_set(data) and not is_map_style(data):
         return "is read in its own order alone: give a map-style data set, whose samples have numbers"
     return ""

@@ -44,17 +44,17 @@ ARRAY_SUFFIXES = (".npz",)
 
 def read_arrays(path: Path, test: object) -> FederatedData:
     """Read an .npz file, whose arrays are taken as they are."""
-    arrays = _arrays("data.name", path)
+    arrays = _arrays("data.source", path)
     part = "_train" if "x_train" in arrays else ""
-    x, y = _pair("data.name", path, arrays, part)
+    x, y = _pair("data.source", path, arrays, part)
     owner = arrays.get(f"owner{part}")
     if owner is not None and owner.shape != y.shape[:1]:
-        raise InvalidInput("data.name", str(path), f"must have as many of owner{part} as of y{part}")
+        raise InvalidInput("data.source", str(path), f"must have as many of owner{part} as of y{part}")
     train, tested = (x, y), None
     if "x_test" in arrays:
         if test is not None:
             raise InvalidInput("data.test", test, f"{path.name} has an x_test of its own")
-        tested = _pair("data.name", path, arrays, "_test")
+        tested = _pair("data.source", path, arrays, "_test")
     elif isinstance(test, str):
         tested = _pair("data.test", Path(test), _arrays("data.test", Path(test)))
     elif test is not None:
@@ -89,14 +89,14 @@ def read_hub(
     """Read the split `train` of a Hugging Face data set, and one to test on."""
     splits = _splits(name, arguments)
     if "train" not in splits:
-        raise InvalidInput("data.name", name, f"has no split train; it has {', '.join(splits)}")
+        raise InvalidInput("data.source", name, f"has no split train; it has {', '.join(splits)}")
     tested = (
         check_choice("data.test", test, splits)
         if test is not None
         else next((n for n in TEST_SPLITS if n in splits), None)
     )
     train = splits["train"]
-    target = columns.find_targets("data", list(train.column_names))
+    target = columns.find_targets("data.source", list(train.column_names))
     classes = getattr(train.features[target], "names", None) or ()
     data = load_data(train, None if tested is None else splits[tested], columns=columns, lazy=lazy, seed=seed)
     return replace(data, classes=tuple(classes))
@@ -126,12 +126,12 @@ def _splits(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         if not ((folder / "dataset_dict.json").exists() or (folder / "state.json").exists()):
             parts = [part for part in ("train", *TEST_SPLITS) if list(folder.rglob(f"{part}*.parquet"))]
             return {part: load(folder, part) for part in parts}
-        with convert_errors("data.name", name, "cannot be read"):
+        with convert_errors("data.source", name, "cannot be read"):
             saved = datasets.load_from_disk(name)
     else:
         get = f"to get it: python -c \"import datasets; datasets.load_dataset('{name}')\""
         with (
-            convert_errors("data.name", name, f"is not in the cache of Hugging Face's datasets; {get}"),
+            convert_errors("data.source", name, f"is not in the cache of Hugging Face's datasets; {get}"),
             _offline(datasets),
         ):
             saved = datasets.load_dataset(name, **arguments)
@@ -145,15 +145,15 @@ def read_images(path: Path, test: object) -> StoredDataset:
     """Read a folder with a folder of images for each class; all images must have one size."""
     inside = {entry.name for entry in path.iterdir() if entry.is_dir()}
     if {"train", "test"} <= inside and test is None:
-        train, tested = _images("data.name", path / "train"), _images("data.name", path / "test")
+        train, tested = _images("data.source", path / "train"), _images("data.source", path / "test")
     elif "train" in inside:
         allowed = "has a folder train: leave test out where there is a folder test beside it, or name both folders"
-        raise InvalidInput("data.name", str(path), f'{allowed}: name = ".../train", test = ".../..."')
+        raise InvalidInput("data.source", str(path), f'{allowed}: data.source = ".../train", data.test = ".../..."')
     elif test is None:
         allowed = "say what to test on: test = a path, or a share of the samples such as 0.2"
-        raise InvalidInput("data.name", str(path), allowed)
+        raise InvalidInput("data.source", str(path), allowed)
     else:
-        train = _images("data.name", path)
+        train = _images("data.source", path)
         tested = _images("data.test", Path(test)) if isinstance(test, str) else {}
     classes = tuple(sorted({*train, *tested}))
     x, y = _concatenate(train, classes)
@@ -216,15 +216,15 @@ def read_table(path: Path, test: object, columns: DataColumns) -> FederatedData:
 
     Targets that are integers or texts are classes; decimal numbers are regression targets.
     """
-    frame = _frame("data.name", path)
+    frame = _frame("data.source", path)
     names = [str(name) for name in frame.columns]
-    target = columns.find_targets("data", names)
-    chosen = columns.find_inputs("data", names)
+    target = columns.find_targets("data.source", names)
+    chosen = columns.find_inputs("data.source", names)
     inputs = (chosen,) if isinstance(chosen, str) else chosen
     for name in inputs if columns.inputs is None else ():
         if name.startswith(NO_NAME):
             allowed = "has no name in the file, as the numbers of its rows have none: name the inputs, or leave it out"
-            raise InvalidInput("data column", name, f"{allowed} (pandas: to_csv(index=False))")
+            raise InvalidInput("data.source column", name, f"{allowed} (pandas: to_csv(index=False))")
     if columns.owner is not None and columns.owner not in names:
         raise InvalidInput("data.columns.owner", columns.owner, f"is none of {', '.join(names)}")
     frames = [frame, _frame("data.test", Path(test))] if isinstance(test, str) else [frame]
@@ -260,7 +260,7 @@ def _column(frame: Any, name: str) -> Any:
     if name not in frame.columns:
         raise InvalidInput("data.test", list(frame.columns), f"has no column {name!r}")
     if frame[name].isna().any():
-        raise InvalidInput("data column", name, "has missing values")
+        raise InvalidInput("data.source column", name, "has missing values")
     return frame[name]
 
 
@@ -270,21 +270,21 @@ def _values(frame: Any, name: str) -> np.ndarray:
     plain = getattr(column.dtype, "numpy_dtype", None)  # of pandas' own numbers, which may be missing
     values = column.to_numpy(plain if getattr(plain, "kind", "") in NUMBERS else None)
     if values.dtype.kind in "OS":
-        with convert_errors("data column", name, "cannot be read"):
+        with convert_errors("data.source column", name, "cannot be read"):
             # numbers and texts, as pandas may read a column of a large file, are texts
             values = np.asarray(column.tolist())
             values = values.astype(str) if values.dtype.kind == "S" else values
     if values.ndim != 1 or values.dtype.kind not in TABLE_KINDS:
         kind = type(column.iloc[0]).__name__
-        raise InvalidInput("data column", name, f"must hold numbers or texts, and has values of type {kind}")
+        raise InvalidInput("data.source column", name, f"must hold numbers or texts, and has values of type {kind}")
     return values
 
 
 def _numbers(frame: Any, name: str) -> np.ndarray:
     values = _values(frame, name)
     if values.dtype.kind not in NUMBERS:
-        allowed = "must hold numbers: columns = {inputs = [...]} says which are the inputs"
-        raise InvalidInput("data column", name, allowed)
+        allowed = "must hold numbers: data.columns = {inputs = [...]} says which are the inputs"
+        raise InvalidInput("data.source column", name, allowed)
     return values.astype(np.float32)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Topology
 from stratafl.data.batches import Sampling
 
 MAX_IMBALANCE = 1.1
@@ -38,7 +38,7 @@ def client_cost(samples: Sequence[int], batch: int | None, sampling: Sampling) -
     return size_N / np.ceil(size_N / batch) + STEP_COST
 
 
-def assign_clients(tree: Tree, work_N: np.ndarray, syncs_per_round: np.ndarray, ranks: int) -> np.ndarray:
+def assign_clients(tree: Topology, work_N: np.ndarray, syncs_per_round: np.ndarray, ranks: int) -> np.ndarray:
     """Split the clients into contiguous ranges of about equal cost, one per rank.
 
     Returns the first client of each rank, and the number of clients at the end.
@@ -63,7 +63,7 @@ def assign_clients(tree: Tree, work_N: np.ndarray, syncs_per_round: np.ndarray, 
     return cuts
 
 
-def _cut_costs(tree: Tree, syncs_per_round: np.ndarray) -> np.ndarray:
+def _cut_costs(tree: Topology, syncs_per_round: np.ndarray) -> np.ndarray:
     """Synchronisations in a round that reach across ranks if there is a cut before a client.
 
     Those of the root are not counted: they reach across ranks wherever cuts are.

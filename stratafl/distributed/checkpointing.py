@@ -16,7 +16,7 @@ from torch import Tensor
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.state_dict import StateDict, from_json_and_tensors, to_json_and_tensors
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Topology
 from stratafl.distributed.communicator import Communicator
 from stratafl.distributed.subtree import Branch, held_nodes
 
@@ -24,7 +24,7 @@ LevelRows = Tensor | np.ndarray
 """Values of the nodes of one level, on the first axis."""
 
 
-def gather_state(ranks: Communicator, tree: Tree, state: StateDict) -> StateDict:
+def gather_state(ranks: Communicator, tree: Topology, state: StateDict) -> StateDict:
     """State of the whole federation on the first rank, and {} on the others; a collective call."""
     if not isinstance(tree, Branch):
         return state
@@ -48,7 +48,7 @@ def gather_state(ranks: Communicator, tree: Tree, state: StateDict) -> StateDict
     return _map_rows(parts, join)
 
 
-def scatter_state(ranks: Communicator, tree: Tree, state: StateDict) -> StateDict:
+def scatter_state(ranks: Communicator, tree: Topology, state: StateDict) -> StateDict:
     """Send each rank its part of the first rank's state, and return it; a collective call."""
     if not isinstance(tree, Branch):
         return state
@@ -68,7 +68,7 @@ def scatter_state(ranks: Communicator, tree: Tree, state: StateDict) -> StateDic
     return part
 
 
-def check_full_state(tree: Tree, state: StateDict) -> None:
+def check_full_state(tree: Topology, state: StateDict) -> None:
     """Raise `InvalidInput` unless the rows of a state are those of the whole tree."""
 
     def check(level: int, rows: Sequence[LevelRows]) -> None:

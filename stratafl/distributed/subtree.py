@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from stratafl.base.device import to_device
-from stratafl.base.topology import Mask, Reducer, Tree, reduced
+from stratafl.base.topology import Mask, Reducer, Topology, reduced
 from stratafl.distributed.communicator import Communicator, Members
 
 
@@ -40,19 +40,19 @@ class SharedLevel(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Branch(Tree):
+class Branch(Topology):
     """Part of a tree on one rank, whose aggregations include the other ranks.
 
     `parents` are numbers within this part; `weights` are those among all siblings, on any rank.
     """
 
-    full: Tree = field(kw_only=True)
+    full: Topology = field(kw_only=True)
     cuts: np.ndarray = field(kw_only=True)
     """First client of each rank, and the number of clients at the end."""
     ranks: Communicator = field(kw_only=True)
 
     @staticmethod
-    def of_rank(tree: Tree, cuts: np.ndarray, ranks: Communicator) -> Branch:
+    def of_rank(tree: Topology, cuts: np.ndarray, ranks: Communicator) -> Branch:
         """Part of this rank; every rank must call this with the same tree and cuts."""
         for level in range(tree.depth):
             for shared in _shared_levels(tree, cuts, level):
@@ -66,7 +66,7 @@ class Branch(Tree):
         return Branch(tuple(parents), names, weights, full=tree, cuts=cuts, ranks=ranks)
 
     @property
-    def whole(self) -> Tree:
+    def whole(self) -> Topology:
         return self.full
 
     def restrict(self, level: int, values_N: np.ndarray) -> np.ndarray:
@@ -199,13 +199,13 @@ class Branch(Tree):
         return [(parent.number - first, parent) for parent in parents if self.ranks.rank in parent.members]
 
 
-def held_nodes(tree: Tree, cuts: np.ndarray, rank: int, level: int) -> slice:
+def held_nodes(tree: Topology, cuts: np.ndarray, rank: int, level: int) -> slice:
     """Nodes of a level that a rank has rows of."""
     ancestor_N = tree.ancestors(level)
     return slice(int(ancestor_N[cuts[rank]]), int(ancestor_N[cuts[rank + 1] - 1]) + 1)
 
 
-def owned_nodes(tree: Tree, cuts: np.ndarray, rank: int, level: int) -> slice:
+def owned_nodes(tree: Topology, cuts: np.ndarray, rank: int, level: int) -> slice:
     """Nodes of a level that a rank owns: a shared one belongs to the first rank that holds it."""
     span = held_nodes(tree, cuts, rank, level)
     if rank > 0 and held_nodes(tree, cuts, rank - 1, level).stop > span.start:
@@ -213,7 +213,7 @@ def owned_nodes(tree: Tree, cuts: np.ndarray, rank: int, level: int) -> slice:
     return span
 
 
-def _shared_levels(tree: Tree, cuts: np.ndarray, level: int) -> list[SharedLevel]:
+def _shared_levels(tree: Topology, cuts: np.ndarray, level: int) -> list[SharedLevel]:
     """Nodes of a level that are on several ranks, by groups that have no rank in common."""
     ancestor_N = tree.ancestors(level)
     levels: list[SharedLevel] = []

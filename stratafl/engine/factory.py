@@ -99,8 +99,8 @@ def make_engine(
     same result, up to rounding. chunk_size and cuda_graphs are for the stacked engine, and have no
     effect with "auto".
     """
-    check_choice("engine", name, get_args(EngineName))
-    check_choice("precision", precision, PRECISIONS)
+    check_choice("execution.engine", name, get_args(EngineName))
+    check_choice("execution.precision", precision, PRECISIONS)
     if name == "auto":
         return make_default_engine(training, training, len(training.clients), precision)
     profile = profile_module(training)
@@ -149,11 +149,11 @@ def _make_loop(training: ClientTraining, profile: ModuleProfile, precision: Prec
         with preserve_rng(training.samples.device):
             return bool(engine.gradients(probe_request(training, 1)).isfinite().all())
 
-    with convert_errors("precision", precision, "the model or loss cannot be computed in it here"):
+    with convert_errors("execution.precision", precision, "the model or loss cannot be computed in it here"):
         has_finite_gradient = is_finite(engine)
     if not has_finite_gradient and is_finite(LoopEngine(training, profile=profile)):
         reason = "the model's gradients are beyond what it can hold; precision = 'bf16' holds larger ones"
-        raise InvalidInput("precision", precision, reason)
+        raise InvalidInput("execution.precision", precision, reason)
     return engine
 
 

@@ -233,12 +233,12 @@ def check_backward(
         changed = check_augmentation(augment, inputs, seed)
         name = getattr(augment, "__name__", augment)
         tensors = [f"{key} {tuple(x.shape)} of {x.dtype}".strip() for key, x in tensors_of(changed).items()]
-        with convert_errors("augment", name, f"the model fails with its {', '.join(tensors)}"):
+        with convert_errors("data.augment", name, f"the model fails with its {', '.join(tensors)}"):
             subject.gradient(changed, targets)
 
 
 def build_objective(
-    subject: ModelUnderTest, metrics: tuple[Metric, ...], test: Pair | None, stop_at: Any, stop_when: Any
+    subject: ModelUnderTest, metrics: tuple[Metric, ...], test: Pair | None, stop_when: Any
 ) -> Objective:
     """Objective of a run.
 
@@ -247,8 +247,8 @@ def build_objective(
     names = [metric.name for metric in metrics]
     if test is None:
         if names:
-            raise InvalidInput("metrics", names, "there is no test data to measure them on")
-        return Objective(subject.loss, goals=parse_stop_goals(stop_at, stop_when, {}))
+            raise InvalidInput("evaluation.metrics", names, "there is no test data to measure them on")
+        return Objective(subject.loss, goals=parse_stop_goals(stop_when, {}))
     inputs, targets = test
     subject.flat.eval()
     with torch.no_grad():
@@ -256,16 +256,16 @@ def build_objective(
     scores, needing_all = find_scores(outputs), [metric.name for metric in metrics if not metric.is_additive]
     if needing_all and output_bytes(outputs if scores is None else scores) * len(inputs) > WHOLE * min(2, len(inputs)):
         reason = "needs all outputs at once, and these are more than 1 GiB: give an object with update and compute"
-        raise InvalidInput(f"metrics.{needing_all[0]}", needing_all[0], reason)
+        raise InvalidInput(f"evaluation.metrics.{needing_all[0]}", needing_all[0], reason)
     additive = [metric.name for metric in metrics if metric.is_additive]
     if scores is None and additive:
         reason = f"needs scores: a model's output {WANTED}"
-        raise InvalidInput(f"metrics.{additive[0]}", describe_outputs(outputs), reason)
+        raise InvalidInput(f"evaluation.metrics.{additive[0]}", describe_outputs(outputs), reason)
     if metrics:
-        with convert_errors("metrics", names):
+        with convert_errors("evaluation.metrics", names):
             evaluate(subject.outputs, subject.loss, inputs[:CHUNK], targets[:CHUNK], metrics=metrics)
     better = metric_directions(metrics, accuracy=scores is not None and has_classes(scores, targets[:2]))
-    return Objective(subject.loss, metrics, better, parse_stop_goals(stop_at, stop_when, better))
+    return Objective(subject.loss, metrics, better, parse_stop_goals(stop_when, better))
 
 
 def check_augmentation(augment: Augment, inputs: Inputs, seed: int) -> Inputs:
@@ -273,15 +273,15 @@ def check_augmentation(augment: Augment, inputs: Inputs, seed: int) -> Inputs:
     device."""
     name = getattr(augment, "__name__", augment)
     if not callable(augment):
-        raise InvalidInput("augment", name, "must be a function (inputs, seed, client, step) -> inputs")
-    with convert_errors("augment", name):
+        raise InvalidInput("data.augment", name, "must be a function (inputs, seed, client, step) -> inputs")
+    with convert_errors("data.augment", name):
         changed = augment(inputs.clone(), seed, 0, 0)
     if not isinstance(changed, Inputs):
-        raise InvalidInput("augment", name, f"must give a tensor, not {type(changed).__name__}")
+        raise InvalidInput("data.augment", name, f"must give a tensor, not {type(changed).__name__}")
     for samples in tensors_of(changed).values():
         if samples.shape[:1] != (len(inputs),) or samples.device != inputs.device:
             result = f"of {len(inputs)} on {inputs.device} it makes {tuple(samples.shape)} on {samples.device}"
-            raise InvalidInput("augment", name, f"must give as many inputs, on the same device: {result}")
+            raise InvalidInput("data.augment", name, f"must give as many inputs, on the same device: {result}")
     return changed
 
 
@@ -298,7 +298,7 @@ def check_single_sample_batches(
 
         def smallest(size: int) -> int:
             longest = size if batch is None else min(size, batch)
-            return (size % longest or longest) if sampling == "epochs" else longest
+            return (size % longest or longest) if sampling == "shuffle" else longest
 
         return [name for name, size in sizes.items() if smallest(size) == 1]
 
@@ -315,4 +315,4 @@ def check_single_sample_batches(
         few = ", ".join(clients[:3]) + (f" and {len(clients) - 3} more" if len(clients) > 3 else "")
         problem_line = describe_exception(problem)
         reason = f"leaves {few} a batch of one sample, on which the model cannot train ({advice}): {problem_line}"
-        raise InvalidInput("batch", batch, reason) from problem
+        raise InvalidInput("client.batch_size", batch, reason) from problem

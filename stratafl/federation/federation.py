@@ -19,7 +19,7 @@ from torch import Tensor
 
 from stratafl.base.device import DeviceCache, to_device
 from stratafl.base.state_dict import StateDict, load_like
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Topology
 from stratafl.core.channel import BUFFERS, MODEL, ChannelKey, row_bytes
 from stratafl.core.client_training import LocalRule, TrainRequest, TrainResult
 from stratafl.core.client_update import Leaf, append_sgd_path, needs_sgd_path
@@ -56,7 +56,7 @@ class Federation:
 
     def __init__(
         self,
-        tree: Tree,
+        tree: Topology,
         edges: Sequence[EdgeLevel],
         model_P: Tensor,
         buffers_B: Tensor,
@@ -161,7 +161,7 @@ class Federation:
         for level in self._levels_from(1):
             self._reweigh(level, previous_tree)
 
-    def _reweigh(self, level: int, previous_tree: Tree) -> None:
+    def _reweigh(self, level: int, previous_tree: Topology) -> None:
         """Adapt the states of an edge level, made under the weights of another tree, to this one's
         weights."""
         rule, children, parents = self.edges[level].rule, self.levels[level], self.levels[level - 1]

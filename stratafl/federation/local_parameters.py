@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Topology
 from stratafl.base.validation import is_within, matching
 from stratafl.core.client_training import Engine, LocalRule, TrainRequest, TrainResult
 from stratafl.core.client_update import Leaf
@@ -32,7 +32,7 @@ from stratafl.core.rows import IndexedRows
 from stratafl.core.rule import Edge, Proximal, Rows, Rule
 
 BATCH_NORM = "batch_norm"
-FIELD = "keep_at_home"
+FIELD = "model.local_parameters"
 MODEL, BUFFERS, OPTIMIZER = "local.model", "local.buffers", "local.optimizer."
 """Names of the local rows among the rows that a client keeps."""
 
@@ -177,7 +177,7 @@ class LocalParameters:
     # -- whole models ------------------------------------------------------------------------------
 
     def whole_models(
-        self, tree: Tree, level: int, model_NS: Tensor, buffers_NS: Tensor, client_rows: Rows
+        self, tree: Topology, level: int, model_NS: Tensor, buffers_NS: Tensor, client_rows: Rows
     ) -> tuple[Tensor, Tensor]:
         """Whole models of the nodes of a level: with a client's own local columns, or their mean
         over all clients below a node, which is used for evaluation only.

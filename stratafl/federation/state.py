@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stratafl.base.device import to_device
 from stratafl.base.state_dict import StateDict
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Topology
 from stratafl.core.rule import Rows, Rule
 
 
@@ -188,7 +188,7 @@ class LevelState:
         return LevelState(**{**state, "pending": pending}), values["weights_N"]
 
 
-def receives_broadcast(tree: Tree, levels: Sequence[LevelState], level: int, top_level: int) -> np.ndarray:
+def receives_broadcast(tree: Topology, levels: Sequence[LevelState], level: int, top_level: int) -> np.ndarray:
     """Mask of the nodes that get a model from the parents of edge level `top_level`: all nodes that
     are neither pending nor below a pending node. Above that level, a node that takes part
     synchronises, and is not pending."""

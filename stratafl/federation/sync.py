@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stratafl.base.device import DeviceCache
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Topology
 from stratafl.core.channel import BUFFERS, EXACT, MODEL, ChannelKey, Channels
 from stratafl.core.participation import Participation
 from stratafl.core.rows import DriftKernel, IndexedRows, where_rows, where_tables
@@ -91,7 +91,7 @@ def edge_levels(
 class EdgeNodes:
     """The children and parents of one edge level, and what is kept on their device."""
 
-    tree: Tree
+    tree: Topology
     level: int
     """Level of the children in `tree`."""
     cache: DeviceCache
@@ -183,7 +183,7 @@ class AggregationResult:
         """Parents whose result is not finite, although all aggregated updates are."""
         return (self.weight_M > 0) & ~self.updated_M
 
-    def rejections(self, tree: Tree, level: int) -> list[Rejection]:
+    def rejections(self, tree: Topology, level: int) -> list[Rejection]:
         """Children whose updates were rejected, and parents whose result was; level: the
         children's."""
         oversized = set(tree.owned_names(level, self.oversized_N))
@@ -501,7 +501,7 @@ def late_answer_view(
 
 
 def reweigh(
-    rule: Rule, tree: Tree, previous_tree: Tree, level: int, state: Rows, parents: LevelState
+    rule: Rule, tree: Topology, previous_tree: Topology, level: int, state: Rows, parents: LevelState
 ) -> tuple[Rows, Rows]:
     """Adapt children's states and parents' memory, made under the weights of another tree, to the
     present weights."""
@@ -526,7 +526,7 @@ class GradientRestart:
 
 
 def restart_from_gradients(
-    tree: Tree,
+    tree: Topology,
     edges: Mapping[int, EdgeLevel],
     *,
     states: Sequence[Rows],

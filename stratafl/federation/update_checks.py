@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Topology
 from stratafl.base.validation import check_number, plain
 from stratafl.core.rows import column_blocks
 from stratafl.core.rule import Rule
@@ -82,8 +82,10 @@ def limits_by_level(
 def _ratios(rules: Sequence[Rule], update_limit: float | None) -> list[float | None]:
     if update_limit is None:
         return [DEFAULT_RATIO if rule.reduce is None else None for rule in rules]
-    if 0 < check_number("update_limit", update_limit, at_least=0) < 1:
-        raise InvalidInput("update_limit", update_limit, "must be 0, for no limit, or a number of at least 1")
+    if 0 < check_number("aggregation.update_limit", update_limit, at_least=0) < 1:
+        raise InvalidInput(
+            "aggregation.update_limit", update_limit, "must be 0, for no limit, or a number of at least 1"
+        )
     return [float(update_limit) or None for _ in rules]
 
 
@@ -93,10 +95,12 @@ def _norm_ratios(rules: Sequence[Rule], update_factor: object) -> list[float | N
     update_factor = plain(update_factor)
     by_level = list(update_factor) if isinstance(update_factor, list | tuple) else [update_factor] * len(rules)
     if len(by_level) != len(rules):
-        raise InvalidInput("update_factor", update_factor, f"needs one number per edge level, {len(rules)} of them")
-    factors = [check_number("update_factor", factor, at_least=0) for factor in by_level]
+        raise InvalidInput(
+            "aggregation.update_factor", update_factor, f"needs one number per edge level, {len(rules)} of them"
+        )
+    factors = [check_number("aggregation.update_factor", factor, at_least=0) for factor in by_level]
     if any(0 < factor < 1 for factor in factors):
-        raise InvalidInput("update_factor", update_factor, "must be 0, for none, or a number of at least 1")
+        raise InvalidInput("aggregation.update_factor", update_factor, "must be 0, for none, or a number of at least 1")
     return [factor or None for factor in factors]
 
 
@@ -111,7 +115,7 @@ def needs_inspection(max_abs_N: np.ndarray, ratio: float | None) -> np.ndarray:
 
 
 def exceeds_ratio(
-    tree: Tree, level: int, max_abs_N: np.ndarray, start_M: np.ndarray, present_N: np.ndarray, ratio: float
+    tree: Topology, level: int, max_abs_N: np.ndarray, start_M: np.ndarray, present_N: np.ndarray, ratio: float
 ) -> np.ndarray:
     """Mask of the present children of which a part of the update exceeds the ratio; sizes are
     largest magnitudes of rows."""
@@ -134,7 +138,7 @@ def is_oversized(update_N: np.ndarray, siblings_N: np.ndarray, start_N: np.ndarr
 
 
 def norm_outliers(
-    tree: Tree, level: int, rows_NP: Tensor, start_MP: Tensor, present_N: np.ndarray, ratio: float | None
+    tree: Topology, level: int, rows_NP: Tensor, start_MP: Tensor, present_N: np.ndarray, ratio: float | None
 ) -> np.ndarray:
     """Mask of the present children whose update's norm exceeds the ratio times their siblings'
     median; none where siblings have nothing to learn, or there are none.
@@ -157,7 +161,7 @@ def row_norms(rows_NP: Tensor) -> np.ndarray:
 
 
 def size_outliers(
-    tree: Tree,
+    tree: Topology,
     level: int,
     rows_NP: Tensor,
     max_abs_N: np.ndarray,

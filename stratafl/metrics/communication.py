@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stratafl.base.state_dict import StateDict, load_like
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Topology
 from stratafl.federation.events import GradientsExchanged, LevelSynchronized, ModelFromAbove, Observer, RoundBegan
 
 
@@ -46,7 +46,7 @@ class Total:
 class Communication:
     """Counts of all messages sent in a tree."""
 
-    def __init__(self, tree: Tree):
+    def __init__(self, tree: Topology):
         def empty() -> LinkCounts:
             return LinkCounts(*([np.zeros(size, dtype=np.int64) for size in tree.sizes] for _ in range(2)))
 
@@ -95,7 +95,7 @@ class CommunicationMeter(Observer):
     """Counts the messages of a federation, and tracks the models and corrections that nodes do not
     have yet."""
 
-    def __init__(self, tree: Tree):
+    def __init__(self, tree: Topology):
         self.communication = Communication(tree)
         self._outdated = [np.ones(size, dtype=bool) for size in tree.sizes]
         """By level, the nodes without their parent's present model."""

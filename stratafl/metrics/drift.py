@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from stratafl.base.device import to_device
-from stratafl.base.topology import ALL, Tree
+from stratafl.base.topology import ALL, Topology
 from stratafl.core.rows import column_blocks
 from stratafl.federation.events import LevelSynchronized, Observer, TrainingBegan
 
@@ -70,7 +70,7 @@ class NodeWeights(NamedTuple):
 class Drift(Observer):
     """Measures the drift at every synchronisation of a round."""
 
-    def __init__(self, tree: Tree, gradients: Gradients | None = None):
+    def __init__(self, tree: Topology, gradients: Gradients | None = None):
         """gradients: for ideal corrections, with which those in use are compared where given."""
         self.tree, self.gradients = tree, gradients
         self._node_weights = _node_weights(tree)
@@ -248,7 +248,7 @@ def _root_mean_squares(mean_squares: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
-def _node_weights(tree: Tree) -> list[np.ndarray]:
+def _node_weights(tree: Topology) -> list[np.ndarray]:
     """Weights of the nodes in the whole tree, by level: the product of the sibling weights on a
     node's path."""
     weights = [np.ones(1)]

@@ -126,7 +126,7 @@ class _ExtraMetrics:
         self._finite = self._finite and finite
         for metric in self._additive:
             assert metric.partial is not None
-            with convert_errors(f"metrics.{metric.name}", metric.name):
+            with convert_errors(f"evaluation.metrics.{metric.name}", metric.name):
                 partial = metric.partial(outputs, targets, self._ignored) if finite else [math.nan]
             self.sums[metric.name] = _add_sums(self.sums.get(metric.name), partial)
         if self._others:

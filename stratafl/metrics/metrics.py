@@ -207,7 +207,7 @@ def metric_directions(metrics: Iterable[Metric], accuracy: bool) -> dict[str, Be
     return {**always, **{metric.name: metric.better for metric in metrics}}
 
 
-def parse_metrics(value: MetricsLike | None, field: str = "metrics") -> tuple[Metric, ...]:
+def parse_metrics(value: MetricsLike | None, field: str = "evaluation.metrics") -> tuple[Metric, ...]:
     """Parse metrics in any of the forms of `MetricsLike`."""
     if value is None:
         return ()
@@ -252,7 +252,7 @@ def _metric(field: str, value: Any, label: str) -> Metric:
 
 
 def _builtin(field: str, name: str, params: Mapping[str, Any], label: str, better: Better | None) -> Metric:
-    entry = find_builtin(name)
+    entry = find_builtin(name := name.lower())
     if entry is None:
         raise unknown_name(field, name, NAMES)
     builtin, params_of_name = entry
@@ -270,7 +270,7 @@ def _direction_of(metric: object, name: str) -> Better:
     higher_is_better = getattr(metric, "higher_is_better", None)
     if isinstance(higher_is_better, bool):
         return "higher" if higher_is_better else "lower"
-    entry = find_builtin(name)
+    entry = find_builtin(name := name.lower())
     return "higher" if entry is None else entry[0].better
 
 

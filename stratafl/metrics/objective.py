@@ -116,22 +116,20 @@ class Objective:
     has all its rounds."""
 
 
-def parse_stop_goals(stop_at: Any, stop_when: Any, better: Directions | None = None) -> tuple[Goal, ...]:
+def parse_stop_goals(stop_when: Any, better: Directions | None = None) -> tuple[Goal, ...]:
     """Goals that end a run.
 
     better: directions of all measured metrics, where they are known already: goals then get their
         signs, and a metric that is not measured is an error.
     """
-    if stop_at is not None and stop_when is not None:
-        raise InvalidInput("stop_when", stop_when, "give either stop_at, an accuracy, or stop_when")
-    field, value = ("stop_at", stop_at) if stop_when is None else ("stop_when", stop_when)
-    if value is None:
+    if stop_when is None:
         return ()
-    goals = parse_goals(field, value) if field == "stop_when" else (_goal(field, ACCURACY, value, ">="),)
+    field = "evaluation.stop_when"
+    goals = parse_goals(field, stop_when)
     if better is None:
         return goals
     for goal in goals:
         if goal.metric not in better:
             measured = f"measured are {', '.join(better)}" if better else "there is no test data"
-            raise InvalidInput(field, value, f"{goal.metric!r} is not measured; {measured}")
+            raise InvalidInput(field, stop_when, f"{goal.metric!r} is not measured; {measured}")
     return tuple(goal.with_direction(better) for goal in goals)

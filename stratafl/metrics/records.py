@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from stratafl.base.errors import InvalidInput, join_names
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Topology
 from stratafl.base.validation import check_integer
 from stratafl.federation.update_checks import Rejection
 from stratafl.metrics.drift import DriftSamples, DriftSums, Levels, append_syncs, drift_by_level, sum_over_ranks
@@ -68,7 +68,7 @@ OverNodes = dict[str, dict[str, dict[str, float]]]
 """Mean, worst and deviation by level (as text, since JSON has no other keys) and metric."""
 
 
-def over_nodes(tree: Tree, nodes: Mapping[str, Mapping[str, float]], better: Directions) -> OverNodes:
+def over_nodes(tree: Topology, nodes: Mapping[str, Mapping[str, float]], better: Directions) -> OverNodes:
     """Mean, worst and population deviation over the nodes of each level, by metric.
 
     All three are NaN where the value of any node is not finite.
@@ -235,7 +235,7 @@ class PartialRecord:
     client_steps: int = 0
 
     @staticmethod
-    def merge_ranks(tree: Tree, parts: Sequence[RankRecord]) -> PartialRecord:
+    def merge_ranks(tree: Topology, parts: Sequence[RankRecord]) -> PartialRecord:
         """Merge the records of all ranks of the same synchronisations."""
         by_sync = zip(*(part.rejected for part in parts), strict=True)
         drifts = [part.drift for part in parts if part.drift is not None]
@@ -248,7 +248,7 @@ class PartialRecord:
         )
 
     @staticmethod
-    def from_plain(values: Mapping[str, Any], tree: Tree, path: str) -> PartialRecord:
+    def from_plain(values: Mapping[str, Any], tree: Topology, path: str) -> PartialRecord:
         """Read a record that `dataclasses.asdict` wrote, also by way of JSON; path: for errors."""
         rejected, drift, clipped, client_steps = (values[part.name] for part in fields(PartialRecord))
         for rejection in rejected:
@@ -276,7 +276,7 @@ class PartialRecord:
 
 
 def merge_records(
-    tree: Tree,
+    tree: Topology,
     parts: Sequence[RankRecord],
     objective: Objective,
     *,
@@ -326,7 +326,7 @@ def _are_pairs(sums: list[Any], weights: list[Any]) -> bool:
     return len(sums) == len(weights) and all(type(number) is float for number in (*sums, *weights))
 
 
-def _in_order(tree: Tree, parts: Sequence[list[Rejection]]) -> list[Rejection]:
+def _in_order(tree: Topology, parts: Sequence[list[Rejection]]) -> list[Rejection]:
     """The rejections of several ranks in the order of a single process: from the clients up, each
     level in its order."""
     rejections = [rejection for part in parts for rejection in part]
@@ -340,7 +340,7 @@ def _in_order(tree: Tree, parts: Sequence[list[Rejection]]) -> list[Rejection]:
     return sorted(rejections, key=key)
 
 
-def _drift_measures(tree: Tree, total: PartialRecord, rejected: Sequence[str]) -> Levels:
+def _drift_measures(tree: Topology, total: PartialRecord, rejected: Sequence[str]) -> Levels:
     """Drift measures, counts of rejections and shares of clipped steps, by level."""
     if total.drift is None:
         return {}
@@ -352,13 +352,13 @@ def _drift_measures(tree: Tree, total: PartialRecord, rejected: Sequence[str]) -
     return levels
 
 
-def by_level(tree: Tree, names: Sequence[str]) -> dict[str, int]:
+def by_level(tree: Topology, names: Sequence[str]) -> dict[str, int]:
     """The number of these names on each level that has any, root first; repeats count."""
     counts = Counter(tree.find(name)[0] for name in names)
     return {str(level): counts[level] for level in sorted(counts)}
 
 
-def all_refused_error(tree: Tree, history: Sequence[RoundResult], warns: bool) -> InvalidInput | None:
+def all_refused_error(tree: Topology, history: Sequence[RoundResult], warns: bool) -> InvalidInput | None:
     """The error of a run in which no update is accepted any more, or None.
 
     It takes `LOST_ROUNDS` lost rounds in a row, in which at least half of the clients were

@@ -18,6 +18,7 @@ from torch import nn
 
 from stratafl.base.errors import InvalidInput, convert_errors, unknown_name
 from stratafl.base.user_code import load_attribute
+from stratafl.base.validation import find_name
 
 Shape = Sequence[int]
 Maker = TypeVar("Maker", bound=Callable[..., nn.Module])
@@ -101,11 +102,9 @@ def build(name: str, input_shape: Shape | Mapping[str, Shape], classes: int, /, 
             accepted = inspect.signature(maker).parameters
         arguments = {key: value for key, value in task.items() if key in accepted}
         open_ended = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
-    elif name in _models:
-        maker, arguments, open_ended = _models[name].make, task, False
-        accepted = inspect.signature(maker).parameters
     else:
-        raise unknown_name("model.name", name, _models)
+        maker, arguments, open_ended = _models[find_name("model.name", name, _models)].make, task, False
+        accepted = inspect.signature(maker).parameters
     for key in params:
         if key in task or (key not in accepted and not open_ended):
             raise unknown_name("model key", key, [k for k in accepted if k not in task])

@@ -21,7 +21,7 @@ import torch
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.rng import Stream, uniform
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Topology
 from stratafl.network.specification import DEVICE, LINK, TIER, Distribution, Network
 
 BYTES_PER_MBIT = 1e6 / 8
@@ -127,7 +127,7 @@ class NetworkInstance:
     """Network on a tree, with everything that is sampled once per run."""
 
     network: Network
-    tree: Tree
+    tree: Topology
     seed: int
     links: tuple[LinkParameters, ...]
     """Link parameters, root's first: entry m - 1 is edge level m's."""
@@ -145,8 +145,13 @@ class NetworkInstance:
         return is_always_online and all(quantity.is_constant for quantity in quantities)
 
 
-def instantiate_network(network: Network, tree: Tree, seed: int, samples_N: Sequence[int] | np.ndarray | None = None,
-          flops: float | None = None) -> NetworkInstance:  # fmt: skip
+def instantiate_network(
+    network: Network,
+    tree: Topology,
+    seed: int,
+    samples_N: Sequence[int] | np.ndarray | None = None,
+    flops: float | None = None,
+) -> NetworkInstance:
     """Sample the parameters of a network for the nodes of a tree.
 
     samples_N: samples that each leaf takes in one step; flops: operations of training on one
@@ -172,7 +177,7 @@ ALTERNATIVE = {"step_s": "gflop_s", "gflop_s": "step_s"}
 """Each of two alternative keys: a device described by one does not use the other."""
 
 
-def _changes(network: Network, tree: Tree) -> NodeChanges:
+def _changes(network: Network, tree: Topology) -> NodeChanges:
     """Nodes whose quantities differ, by level and quantity, in the order of the tables; None where
     a quantity is no longer used."""
     changes: dict[tuple[int, str], list[tuple[np.ndarray, Distribution | None]]] = {}

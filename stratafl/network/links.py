@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Topology
 
 BLOCK = 1 << 17
 """Approximate number of transfers simulated side by side: enough to be worth a NumPy call, few
@@ -235,7 +235,7 @@ class SiblingGroups:
     """Sums, maxima and transfers over the children of every parent of a level, who are
     neighbours."""
 
-    def __init__(self, tree: Tree, level: int):
+    def __init__(self, tree: Topology, level: int):
         counts_M = tree.children(level - 1)
         self._starts_M = np.cumsum(counts_M) - counts_M
         self._parents, self._largest_group = len(counts_M), int(counts_M.max())

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from stratafl.base.dispatch import FlopCounter, library_layers_disabled
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Topology
 from stratafl.core.client_training import TrainResult
 from stratafl.core.client_update import Leaf
 from stratafl.core.rule import Rule
@@ -125,7 +125,7 @@ def message_sizes(
 ) -> MessageSizes:
     """Measure message sizes by one round of a federation with a model of this size."""
     probe = _SizeProbe()
-    tree = Tree.of("x".join("1" for _ in rules))
+    tree = Topology.of("x".join("1" for _ in rules))
     x_P, b_B = (torch.zeros(values, dtype=dtype, device=device) for values in (parameters, buffers))
     edges = edge_levels(rules, seed=0)
     federation = Federation(tree, edges, x_P, b_B, client_update=leaf, observers=[probe])

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Topology
 from stratafl.core.participation import Participation, sample_participants
-from stratafl.core.schedule import Schedule
+from stratafl.core.schedule import SyncSchedule
 from stratafl.data.batches import steps_per_epoch
 from stratafl.federation.events import GradientsExchanged, LevelSynchronized, ModelFromAbove, RoundBegan, SyncCounts
 from stratafl.metrics.communication import CommunicationMeter, LinkCounts
@@ -38,8 +38,8 @@ its own."""
 class Workload:
     """Quantities of a run that decide which nodes take part and what is sent."""
 
-    tree: Tree
-    schedule: Schedule
+    tree: Topology
+    schedule: SyncSchedule
     participation: tuple[Participation, ...]
     """Participation of each edge level, root first."""
     seed: int
@@ -98,7 +98,7 @@ class RoundBlock:
     costs: tuple[RoundCosts, ...] = ()
     """Costs of each round, where they do not follow from its stages alone."""
 
-    def repeated(self, schedule: Schedule, rounds: range) -> tuple[Stage, ...]:
+    def repeated(self, schedule: SyncSchedule, rounds: range) -> tuple[Stage, ...]:
         """Stages of equal rounds for some of the repetitions, each with random draws of its own."""
         numbers_R = np.arange(rounds.start, rounds.stop)
 
@@ -350,7 +350,7 @@ def _combined(one: MessageCounts, other: MessageCounts) -> MessageCounts:
 
 
 def leaf_steps(
-    counts_N: Sequence[int] | np.ndarray, batch: int | None, schedule: Schedule, counts_epochs: bool
+    counts_N: Sequence[int] | np.ndarray, batch: int | None, schedule: SyncSchedule, counts_epochs: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Local steps of each leaf between two synchronisations, and samples per step.
 

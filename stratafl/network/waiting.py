@@ -96,7 +96,7 @@ def check_wait(wait: Wait | Sequence[Wait], depth: int) -> tuple[WaitPolicy, ...
     level."""
     if isinstance(wait, Sequence) and not isinstance(wait, str):
         if len(wait) != depth:
-            raise InvalidInput("wait", list(wait), f"needs one entry per edge level, {depth} of them")
+            raise InvalidInput("schedule.wait", list(wait), f"needs one entry per edge level, {depth} of them")
         return tuple(map(_policy, wait))
     return (WAIT_FOR_ALL,) * (depth - 1) + (_policy(wait),)
 
@@ -110,28 +110,28 @@ def _policy(value: Any) -> WaitPolicy:
         reason = (
             "say how many children's work is merged together: { buffer = 10 } is FedBuff's, { buffer = 1 } FedAsync's"
         )
-        raise InvalidInput("wait", value, reason)
+        raise InvalidInput("schedule.wait", value, reason)
     if not isinstance(value, Mapping) or not value:
-        raise InvalidInput("wait", value, KINDS)
-    check_keys("wait", value, ("deadline", "first", "buffer", "late", "staleness"))
+        raise InvalidInput("schedule.wait", value, KINDS)
+    check_keys("schedule.wait", value, ("deadline", "first", "buffer", "late", "staleness"))
     values = {key: entry for key, entry in value.items() if entry is not None}
     if "buffer" in values:
         if "first" in values or "deadline" in values or values.get("late", "counts") != "counts":
             reason = 'is short for first = a number, late = "counts", and goes with staleness alone'
-            raise InvalidInput("wait.buffer", values["buffer"], reason)
-        size = check_integer("wait.buffer", values.pop("buffer"), at_least=1, at_most=1 << 31)
+            raise InvalidInput("schedule.wait.buffer", values["buffer"], reason)
+        size = check_integer("schedule.wait.buffer", values.pop("buffer"), at_least=1, at_most=1 << 31)
         values |= {"first": size, "late": "counts"}
     deadline, first = values.get("deadline"), values.get("first")
-    late = check_choice("wait.late", values.get("late", "stops"), get_args(Late))
+    late = check_choice("schedule.wait.late", values.get("late", "stops"), get_args(Late))
     if late == "counts" and deadline is None and first is None:
-        raise InvalidInput("wait", value, "late work counts where a deadline or first says who is late")
+        raise InvalidInput("schedule.wait", value, "late work counts where a deadline or first says who is late")
     if late == "stops" and "staleness" in values:
-        raise InvalidInput("wait.staleness", values["staleness"], 'is for late = "counts"')
+        raise InvalidInput("schedule.wait.staleness", values["staleness"], 'is for late = "counts"')
     return WaitPolicy(
-        None if deadline is None else check_number("wait.deadline", deadline, above=0),
-        None if first is None else check_count_or_fraction("wait.first", first, FIRST),
+        None if deadline is None else check_number("schedule.wait.deadline", deadline, above=0),
+        None if first is None else check_count_or_fraction("schedule.wait.first", first, FIRST),
         late,
-        check_number("wait.staleness", values.get("staleness", STALENESS), at_least=0),
+        check_number("schedule.wait.staleness", values.get("staleness", STALENESS), at_least=0),
     )
 
 

@@ -72,7 +72,7 @@ def _precision(run: StoredRun) -> str:
 
 
 def _requested(run: StoredRun, key: str) -> str:
-    table = run.config.get("run")
+    table = run.config.get("execution")
     value = table.get(key) if isinstance(table, dict) else None
     return value if isinstance(value, str) else ""
 

@@ -10,7 +10,7 @@ from typing import Literal, TypeVar, get_args
 from stratafl.base.errors import InvalidInput, UserCodeError, convert_errors, unknown_name
 from stratafl.base.rng import ALIKE, seeded_rng
 from stratafl.base.tracebacks import definition_frame
-from stratafl.base.validation import check_choice, check_integer, name_and_params
+from stratafl.base.validation import check_choice, check_integer, find_name, name_and_params
 from stratafl.core.rule import Rule, average
 from stratafl.rules.checks import guarded_rule
 
@@ -81,11 +81,9 @@ def keep_names() -> None:
     _shipped.update(_entries)
 
 
-def entry(name: str, field: str = "rules") -> RegisteredMethod:
+def entry(name: str, field: str = "method") -> RegisteredMethod:
     """The method registered under a name; raises InvalidInput for `field` if there is none."""
-    if name not in _entries:
-        raise unknown_name(field, name, _entries)
-    return _entries[name]
+    return _entries[find_name(field, name, _entries)]
 
 
 def entries() -> list[RegisteredMethod]:
@@ -99,7 +97,7 @@ RuleLike = Rule | str | Mapping[str, object]
 def place(method: str | Mapping[str, object], depth: int) -> tuple[Rule, ...]:
     """The rules of a method, one per edge level of a tree of this depth, root first."""
     name, params = name_and_params("method", method, "a Rule")
-    registered = entry(name, "method")
+    registered = entry(name)
     rule = registered.rule(**params)
     depth = check_integer("depth", depth, at_least=1)
     levels = {"every": range(1, depth + 1), "leaf": [depth], "inner": range(1, depth), "root": [1]}[registered.at]
@@ -115,20 +113,23 @@ def rules_for(rules: RuleLike | Sequence[RuleLike], depth: int) -> tuple[Rule, .
         return place(rules, depth)
     per_level: Sequence[RuleLike] = [rules] if isinstance(rules, Rule) else rules
     if not isinstance(per_level, Sequence) or isinstance(per_level, bytes):
-        raise InvalidInput("rules", rules, "must be a method's name or one rule per edge level")
+        raise InvalidInput("method.rules", rules, "must be a method's name or one rule per edge level")
     if isinstance(rules, Rule) and depth > 1:
         allowed = f'needs one per edge level, {depth} of them, in a list; or a method\'s name, such as "mtgc"'
-        raise InvalidInput("rules", "one Rule", allowed)
+        raise InvalidInput("method.rules", "one Rule", allowed)
     if len(per_level) != depth:
-        raise InvalidInput("rules", [_label(r) for r in per_level], f"needs one rule per edge level, {depth} of them")
+        raise InvalidInput(
+            "method.rules", [_label(r) for r in per_level], f"needs one rule per edge level, {depth} of them"
+        )
     return tuple(_parse_rule(rule, level) for level, rule in enumerate(per_level, 1))
 
 
 def _parse_rule(rule: RuleLike, level: int) -> Rule:
     if isinstance(rule, Rule):
         return guarded_rule(f"the rule of edge level {level}", rule)
-    name, params = name_and_params("rules", rule, "a Rule")
-    return entry(name).rule(**params)
+    field = f"method.rules[{level - 1}]"
+    name, params = name_and_params(field, rule, "a Rule")
+    return entry(name, field).rule(**params)
 
 
 def method_label(rules: RuleLike | Sequence[RuleLike]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import re
 import secrets
@@ -17,7 +19,8 @@ from typing import Any
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.files import cannot_read, cannot_write, read_json
-from stratafl.config.paths import renamed
+from stratafl.experiment import legacy
+from stratafl.experiment.toml import renamed_files
 
 FORMAT = 1
 """Version of the format of run folders; raised when a reader of the last version would misread
@@ -90,10 +93,26 @@ def read_description(folder: Path) -> dict[str, Any]:
     if "inputs" in described:
         check_fields(path, described["inputs"], {"config": str, "files": dict})
         check_fields(path, described["inputs"]["files"], dict.fromkeys(described["inputs"]["files"], str))
+    if legacy.is_old(described["config"]):
+        described = _translated(described)
     for continuation in described.get("continued", ()):
         required = {"after": int, "time": str, "environment": dict}
         check_fields(path, continuation, required, {"changed": list, "meetings": int})
     return described
+
+
+def _translated(described: dict[str, Any]) -> dict[str, Any]:
+    """A description with its config in the names of this version."""
+    config, inputs = legacy.translated(described["config"]), described.get("inputs")
+    translated = {**described, "config": config}
+    if inputs is not None and inputs["config"] == config_digest(described["config"]):
+        translated["inputs"] = {**inputs, "config": config_digest(config)}
+    return translated
+
+
+def config_digest(config: Mapping[str, Any]) -> str:
+    """SHA-256 of plain data."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
 
 
 def with_moved_paths(described: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -109,7 +128,7 @@ def with_moved_paths(described: dict[str, Any], folder: Path) -> dict[str, Any]:
         relocated = os.path.normpath(os.path.join(new_folder, os.path.relpath(text, old_folder)))
         return relocated if os.path.exists(relocated) else text
 
-    moved = {**described, "config": renamed(described["config"], relocate)}
+    moved = {**described, "config": renamed_files(described["config"], relocate)}
     if "inputs" in described:
         inputs = described["inputs"]
         moved["inputs"] = {**inputs, "files": {relocate(name): digest for name, digest in inputs["files"].items()}}

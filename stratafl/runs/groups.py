@@ -15,7 +15,7 @@ from stratafl.base.errors import InvalidInput, escape_control, join_names
 from stratafl.runs import StoredRun, format, read_run
 from stratafl.runs.curves import ABSENT, Curve, MetricInfo, Points, curve_of, mean_curve, metric_infos
 from stratafl.runs.format import DONE, flat_config, is_locked
-from stratafl.runs.provenance import EXECUTION, STORAGE, files_of, identity
+from stratafl.runs.provenance import NOT_DECISIVE, complete, files_of, identity
 from stratafl.runs.reader import ENDINGS, READ_FILES, UnreadableRun, scan, stamp_of, unpacked
 
 Flat = Mapping[str, object]
@@ -36,11 +36,14 @@ METHODS = {
 """Names of methods in papers; other methods have their own names."""
 
 METHOD, RULES, PERIODS = "method.name", "method.rules", "schedule.periods"
-SELF_EXPLANATORY = (METHOD, RULES, "model.name", "data.name", "data.partition")
+SELF_EXPLANATORY = (METHOD, RULES, "model.name", "data.source", "data.partition")
 """Keys whose values are shown without the key."""
 
-SECTIONS = ("method", "data", "model", "leaf", "objective", "schedule", "tree", "run")
-"""Sections in the order of their importance; unknown ones come before the last."""
+SECTIONS = ("method", "data", "model", "client", "loss", "schedule", "tree", "aggregation", "network")
+"""Sections in the order of their importance; unknown ones come after them."""
+
+LAST = ("rounds", "seed", "plugins", "evaluation", *NOT_DECISIVE)
+"""Sections that name a group only if nothing else differs: length, measurements and execution."""
 
 MAX_NAMED_KEYS = 3
 """Maximum number of differing keys that are all named; of more, only those needed to distinguish
@@ -61,7 +64,7 @@ def group_names(flats: Sequence[Flat]) -> list[str]:
     # keys that some do not have are often parameters of another method, or of a later version;
     # length and place of execution come last
     preferred = [key for key in differing if len({_value(flat, key) for flat in flats if key in flat}) > 1]
-    preferred = [key for key in preferred if not key.startswith("run.")]
+    preferred = [key for key in preferred if key.partition(".")[0] not in LAST]
     chosen = preferred if len(preferred) <= MAX_NAMED_KEYS else []
     for key in differing:
         if key not in chosen and len(_distinct(flats, [*chosen, key])) > len(_distinct(flats, chosen)):
@@ -154,11 +157,35 @@ def _value(flat: Flat, key: str) -> str:
 
 def _rank(key: str) -> tuple[int, bool, bool, str]:
     section, _, word = key.partition(".")
-    index = SECTIONS.index(section) if section in SECTIONS else len(SECTIONS) - 2
-    return index, word != "name", word not in ("lr", "partition"), key
+    ranks = {name: rank for rank, name in enumerate((*SECTIONS, "", *LAST))}
+    return ranks.get(section, ranks[""]), word not in ("name", "source"), word not in ("lr", "partition"), key
 
 
-SEED = "run.seed"
+SEED = "seed"
+
+
+def flat_options(run: StoredRun) -> dict[str, Any]:
+    """Options of a run by dotted key, with their defaults.
+
+    Parameters of the model and of the method stand in their section, as in a file, and an object of
+    a program stands there with its name.
+    """
+    flat: dict[str, Any] = {}
+    for key, value in flat_config(complete(run.config) or run.config).items():
+        for nested, short in NESTED.items():
+            if key.startswith(nested):
+                key = short + key.removeprefix(nested)
+        flat[key] = value
+    return {key: value for key, value in flat.items() if value is not None or key not in (METHOD, RULES)}
+
+
+NESTED = {
+    "model.params.": "model.",
+    "method.params.": "method.",
+    "model.name.": "model.",
+    "data.source.name": "data.source",
+}
+"""Beginnings of keys that are shorter in a file, or for a run without objects of a program."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +200,7 @@ class RunGroup:
 
     @property
     def seeds(self) -> list[int | str | None]:
-        seeds = [flat_config(run.config).get(SEED) for run in self.runs]
+        seeds = [run.config.get(SEED) for run in self.runs]
         return [seed if seed is None or type(seed) is int else _text(seed) for seed in seeds]
 
 
@@ -203,7 +230,7 @@ def one_of_each(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], list[str]]:
     duplicates: dict[str, list[StoredRun]] = {}
     for index, run in enumerate(runs):
         # runs without a seed cannot be compared
-        key = identity(run) if SEED in flat_config(run.config) else str(index)
+        key = identity(run) if SEED in run.config else str(index)
         duplicates.setdefault(key, []).append(run)
     selected, remarks = [], []
     for copies in duplicates.values():
@@ -216,16 +243,17 @@ def one_of_each(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], list[str]]:
                 word if chosen is newest else f"{word} that is complete" if chosen.status == DONE else "longest"
             )
             others = join_names([run.id for run in copies if run is not chosen])
-            count = f"{len(copies)} runs of seed {flat_config(chosen.config)[SEED]}{_execution_differences(copies)}"
+            count = f"{len(copies)} runs of seed {chosen.config[SEED]}{_execution_differences(copies)}"
             remarks.append(f"{chosen.name}: {count}: the {description} is shown, not {others}")
     return selected, remarks
 
 
 def _execution_differences(runs: Sequence[StoredRun]) -> str:
     """Differences in device, engine and precision between equal runs."""
-    flats = [flat_config(run.config) for run in runs]
-    values_by_key = {key: dict.fromkeys(_text(flat.get(f"run.{key}")) for flat in flats) for key in EXECUTION}
-    differences = [f"{key} {' and '.join(values)}" for key, values in values_by_key.items() if len(values) > 1]
+    flats = [flat_options(run) for run in runs]
+    keys = dict.fromkeys(key for flat in flats for key in flat if key.startswith("execution."))
+    values_by_key = {_word(key): dict.fromkeys(_text(flat.get(key)) for flat in flats) for key in keys}
+    differences = [f"{word} {' and '.join(values)}" for word, values in values_by_key.items() if len(values) > 1]
     return f" ({', '.join(differences)})" if differences else ""
 
 
@@ -245,9 +273,10 @@ def common_config(groups: Sequence[RunGroup]) -> dict[str, str]:
 
 def _labels(groups: Sequence[Sequence[StoredRun]]) -> list[str]:
     """Names by what differs, with the id if that is not enough."""
-    ignored = (SEED, *(f"run.{key}" for key in (*EXECUTION, *STORAGE)))
+    ignored = (SEED, *NOT_DECISIVE)
     flats = [
-        {key: value for key, value in flat_config(group[0].config).items() if key not in ignored} for group in groups
+        {key: value for key, value in flat_options(group[0]).items() if key.partition(".")[0] not in ignored}
+        for group in groups
     ]
     labels = list(map(escape_control, group_names(flats)))
     return [
@@ -258,11 +287,13 @@ def _labels(groups: Sequence[Sequence[StoredRun]]) -> list[str]:
 
 def _config_texts(runs: Sequence[StoredRun]) -> dict[str, str]:
     """Config of a group as texts: with all seeds, and the engine and precision that were used."""
-    texts = {key: _text(value) for key, value in flat_config(runs[0].config).items()}
-    seeds = [flat_config(run.config).get(SEED) for run in runs]
+    texts = {key: _text(value) for key, value in flat_options(runs[0]).items()}
     if SEED in texts:
-        texts[SEED] = ", ".join(map(_text, seeds))
-    actual = {"run.engine": [run.engine for run in runs], "run.precision": [run.precision for run in runs]}
+        texts[SEED] = ", ".join(_text(run.config.get(SEED)) for run in runs)
+    actual = {
+        "execution.engine": [run.engine for run in runs],
+        "execution.precision": [run.precision for run in runs],
+    }
     texts |= {key: ", ".join(dict.fromkeys(values)) for key, values in actual.items() if all(values)}
     return texts | {f"files.{name}": f"#{digest[:6]}" for name, digest in files_of(runs[0]).items()}
 

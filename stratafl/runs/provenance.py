@@ -21,21 +21,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stratafl.base.errors import InvalidInput, escape_control
 from stratafl.base.tracebacks import is_installed
-from stratafl.config.paths import HUB, SUFFIXES, renamed
-from stratafl.config.schema import Config
+from stratafl.experiment import legacy
+from stratafl.experiment.experiment import Experiment
+from stratafl.experiment.toml import HUB, SUFFIXES, renamed_files
 from stratafl.runs import format
+from stratafl.runs.format import config_digest
 
 if TYPE_CHECKING:
     from stratafl.runs.reader import StoredRun
 
 Table = Mapping[str, Any]
-EXECUTION = ("device", "engine", "precision")
-"""Keys of `[run]` for device, engine and precision, with which the result changes only by
-rounding."""
-STORAGE = ("checkpoint_every", "keep_state")
-"""Keys of `[run]` for what is stored."""
-EXTENT = ("rounds", "stop_at", "stop_when")
-"""Keys of `[run]` for the length of a run: the common rounds of two runs are equal."""
+NOT_DECISIVE = ("execution", "storage")
+"""Sections that change no result but in its last bits."""
+EXTENT = ("rounds", "evaluation.stop_when")
+"""Options for the length of a run: the common rounds of two runs are equal."""
 MISSING = "missing"
 NOT_THE_USERS = {"stratafl", "__main__", *sys.stdlib_module_names}
 _PATH = re.compile(r"(?:.+\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*")
@@ -76,7 +75,7 @@ class Provenance(NamedTuple):
         assert isinstance(stored, dict)
         format.check_depth(path, stored)
         format.check_fields(path, stored["files"], dict.fromkeys(stored["files"], str))
-        return Provenance(stored["config"], stored["files"])
+        return Provenance(legacy.current(stored["config"]), stored["files"])
 
     def digest(self) -> dict[str, Any]:
         """Short form for a file that has the config itself: with its digest."""
@@ -86,14 +85,14 @@ class Provenance(NamedTuple):
 # -- which run it is -------------------------------------------------------------------------------
 
 
-def essence(config: Config | Table, *, extent: bool = True) -> dict[str, Any]:
+def essence(config: Experiment | Table, *, extent: bool = True) -> dict[str, Any]:
     """Part of a config that decides the results, with its defaults filled in.
 
     It excludes how a run is computed, what is stored, and the folders of files. extent: include the
     length of the run.
     """
-    tables = config.as_dict() if isinstance(config, Config) else dict(config)
-    return _essence(_complete(tables) or tables, extent)
+    tables = config.to_table() if isinstance(config, Experiment) else dict(config)
+    return _essence(complete(tables) or tables, extent)
 
 
 def identity(run: StoredRun, *, seed: bool = True, extent: bool = True) -> str:
@@ -103,8 +102,8 @@ def identity(run: StoredRun, *, seed: bool = True, extent: bool = True) -> str:
     the run.
     """
     decisive = essence(run.config, extent=extent)
-    if not seed and isinstance(decisive.get("run"), dict):
-        decisive["run"].pop("seed", None)
+    if not seed:
+        decisive.pop("seed", None)
     return config_digest({"config": decisive, "files": files_of(run), "changed": _recorded_changes(run)})
 
 
@@ -114,15 +113,15 @@ def files_of(run: StoredRun) -> dict[str, str]:
     return {_portable_name(short, name): digest for name, digest in (run.files or {}).items()}
 
 
-def changes_since(run: StoredRun, config: Config) -> list[str]:
+def changes_since(run: StoredRun, experiment: Experiment) -> list[str]:
     """Differences between a stored run and what a config would compute now, one line each."""
-    return other_settings(run.config, config.as_dict()) + changed_files_since(run, config)
+    return other_settings(run.config, experiment.to_table()) + changed_files_since(run, experiment)
 
 
-def changed_files_since(run: StoredRun, config: Config) -> list[str]:
+def changed_files_since(run: StoredRun, experiment: Experiment) -> list[str]:
     """Files of a stored run that have changed, according to this config or to its continuations;
     one line each."""
-    return _changed_files(Provenance(run.config, run.files or {}), config.as_dict()) + _recorded_changes(run)
+    return _changed_files(Provenance(run.config, run.files or {}), experiment.to_table()) + _recorded_changes(run)
 
 
 def changes(before: Provenance, config: Table) -> list[str]:
@@ -136,7 +135,7 @@ def other_settings(before: Table, config: Table, *, extent: bool = True) -> list
 
     extent: include the length of the run.
     """
-    old, new = _complete(before), _complete(config)
+    old, new = complete(before), complete(config)
     if old is None or new is None:
         old, new = dict(before), dict(config)
     return _differences(_essence(old, extent), _essence(new, extent))
@@ -144,8 +143,8 @@ def other_settings(before: Table, config: Table, *, extent: bool = True) -> list
 
 def extensions(before: Table, config: Table) -> list[str]:
     """Differences in the length of the run, one line each."""
-    old, new = ({key: table.get("run", {}).get(key) for key in EXTENT} for table in (before, config))
-    return _differences({"run": old}, {"run": new})
+    old, new = (format.flat_config(table) for table in (before, config))
+    return _differences(*({key: flat.get(key) for key in EXTENT} for flat in (old, new)))
 
 
 def shorten(changes: Sequence[str]) -> str:
@@ -154,39 +153,47 @@ def shorten(changes: Sequence[str]) -> str:
     return "; ".join(changes[:MAX_LISTED_CHANGES]) + (f"; and {rest} more" if rest > 0 else "")
 
 
-def config_digest(config: Table) -> str:
-    """SHA-256 of plain data."""
-    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
-
-
-def _complete(config: Table) -> dict[str, Any] | None:
+def complete(config: Table) -> dict[str, Any] | None:
     """Complete a config with the defaults of this version; None for the tables of a run from
     Python, which no file can contain."""
     try:
-        complete = Config.of(config)
-        name, parameters = complete.leaf.rates(complete.run.rounds)
+        return Experiment.from_table(config).to_table()
     except InvalidInput:
         return None
-    tables = complete.as_dict()
-    tables["leaf"]["schedule"] = {"name": name, **parameters} if parameters else name
-    return tables
 
 
 def _essence(tables: Table, extent: bool) -> dict[str, Any]:
     short = _short_names(tables)
-    decisive = renamed(tables, lambda text: short.get(text, text))
-    run = decisive.get("run")
-    if isinstance(run, dict):
-        ignored = (*EXECUTION, *STORAGE, *(() if extent else EXTENT))
-        decisive["run"] = {key: value for key, value in run.items() if key not in ignored}
+    decisive = _with_rounds_of_schedule(renamed_files(tables, lambda text: short.get(text, text)))
+    decisive = {name: entry for name, entry in decisive.items() if name not in NOT_DECISIVE}
+    if not extent:
+        decisive.pop("rounds", None)
+        if isinstance(decisive.get("evaluation"), dict):
+            decisive["evaluation"] = {k: v for k, v in decisive["evaluation"].items() if k != "stop_when"}
     return decisive
+
+
+def _with_rounds_of_schedule(tables: dict[str, Any]) -> dict[str, Any]:
+    """The tables with the length of a learning rate that falls until the last round."""
+    client = tables.get("client")
+    if not isinstance(client, dict):
+        return tables
+    schedule = client.get("lr_schedule")
+    if not isinstance(schedule, dict) or schedule.get("name") != "cosine" or schedule.get("rounds") is not None:
+        return tables
+    return {**tables, "client": {**client, "lr_schedule": {**schedule, "rounds": tables.get("rounds")}}}
 
 
 def _differences(old_table: Table, new_table: Table) -> list[str]:
     """Keys whose values differ, one line each."""
     old, new = format.flat_config(old_table), format.flat_config(new_table)
     keys = [key for key in sorted({*old, *new}) if json.dumps(old.get(key)) != json.dumps(new.get(key))]
-    return [f"{escape_control(key)} was {_shortened(old.get(key))} and is {_shortened(new.get(key))}" for key in keys]
+    return [_difference(escape_control(key), _shortened(old.get(key)), _shortened(new.get(key))) for key in keys]
+
+
+def _difference(key: str, old: str, new: str) -> str:
+    # digests of long values are beyond what is shown
+    return f"{key} was {old} and is {new}" if old != new else f"{key} was changed"
 
 
 def _recorded_changes(run: StoredRun) -> list[str]:
@@ -223,7 +230,7 @@ def _short_names(config: Table) -> dict[str, str]:
             texts[text] = PurePath(text).parts
         return text
 
-    renamed(config, look)
+    renamed_files(config, look)
     count, longest = 1, max(map(len, texts.values()), default=1)
     while count < longest and len({parts[-count:] for parts in texts.values()}) < len(set(texts.values())):
         count += 1

@@ -5,22 +5,26 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from stratafl.base import files
 from stratafl.base.environment import environment
 from stratafl.base.errors import InvalidInput
 from stratafl.base.state_dict import StateDict
-from stratafl.config.data import LabelCounts
 from stratafl.distributed.communicator import Communicator
+from stratafl.experiment.loading import LabelCounts
+from stratafl.metrics.communication import Total
+from stratafl.metrics.records import RoundResult
 from stratafl.runs import format
-from stratafl.runs.checkpoint import Checkpoints, Progress
+from stratafl.runs.checkpoint import Checkpoints, Progress, read_tensors
 from stratafl.runs.format import RunLock
 from stratafl.runs.provenance import Provenance, changes, config_digest, extensions, shorten
+from stratafl.runs.reader import read_rounds
 from stratafl.runs.recorder import MessageCallback, NullRunFolder, ignore
 from stratafl.runs.writer import Continuation, RunDescription, RunWriter
 from stratafl.simulation.simulation import Simulation
@@ -58,6 +62,17 @@ class RestoredRun(NamedTuple):
     def progress(self) -> Progress:
         """Completed global rounds, and the clients' synchronisations in the next one."""
         return Progress(len(self.simulation.history), self.simulation.meetings)
+
+
+class FinishedContents(NamedTuple):
+    """What the folder of every finished run has, also without a checkpoint."""
+
+    history: list[RoundResult]
+    model: dict[str, Tensor]
+    """State dict of the root's model."""
+    totals: dict[int, Total]
+    """Messages between each level and its parents."""
+    bytes_per_client: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +119,46 @@ class ResumeSession:
             if extended and not self.force:
                 self._check_extension(simulation)
         return RestoredRun(simulation, counts, checkpoints, has_other_data, extended, was_done)
+
+    def restore_finished(self, config: Table, simulation: Simulation, counts: LabelCounts) -> bool:
+        """Restore what every finished run keeps, its records and the root's model; return False for
+        a run that has a state to restore.
+
+        Raises if the simulation is not done with these records.
+        """
+        stored = None
+        with self.ranks.raise_together():
+            if self.lock is not None and is_done(self.path):
+                checkpoints = Checkpoints(self.path, self.described["id"])
+                if not checkpoints.available:
+                    self._check_unchanged(config, checkpoints)
+                    stored = self._read_finished()
+        stored = self.ranks.broadcast_first(stored)
+        if stored is None:
+            return False
+        with self.ranks.raise_together():
+            self._check_data_and_engine(simulation, counts)
+            simulation.restore_finished(*stored)
+            if len(simulation.history) > simulation.rounds and not self.force:
+                self._check_extension(simulation)
+            if not simulation.done:
+                raise self._without_state()
+        return True
+
+    def _read_finished(self) -> FinishedContents:
+        """Contents of the folder of a finished run."""
+        path = self.path / format.SUMMARY
+        summary = files.read_json(path)
+        format.check_fields(path, summary, {"bytes_per_client": (int, float), "communication": list})
+        names = [f.name for f in fields(Total)]
+        for total in summary["communication"]:
+            format.check_fields(path, total, dict.fromkeys(("level", *names), int))
+        return FinishedContents(
+            [RoundResult.of(record) for record in read_rounds(self.path)],
+            read_tensors(self.path / format.MODEL),
+            {total["level"]: Total(*(total[name] for name in names)) for total in summary["communication"]},
+            summary["bytes_per_client"],
+        )
 
     def reopen(self, config: Table, restored: RestoredRun) -> RunWriter | NullRunFolder:
         """Open the folder, reset to the progress of the run."""

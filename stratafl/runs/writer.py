@@ -16,8 +16,8 @@ from torch import Tensor
 from stratafl.base import files
 from stratafl.base.environment import environment
 from stratafl.base.state_dict import StateDict
-from stratafl.base.topology import Tree, subtree_counts
-from stratafl.config.data import LabelCounts
+from stratafl.base.topology import Topology, subtree_counts
+from stratafl.experiment.loading import LabelCounts
 from stratafl.metrics.metrics import DEFAULT_DIRECTIONS, Directions
 from stratafl.metrics.records import RoundResult, diverged, diverged_after
 from stratafl.network.messages import RecordedWorkload
@@ -35,7 +35,7 @@ class RunDescription:
 
     config: Mapping[str, Any]
     """Config as plain tables."""
-    tree: Tree
+    tree: Topology
     counts: LabelCounts
     engine: str
     how: str
@@ -75,7 +75,7 @@ class RunDescription:
 
     @property
     def rounds(self) -> int:
-        return int(self.config["run"]["rounds"])
+        return int(self.config["rounds"])
 
     def described(self, path: Path, name: str, id: str, provenance: Provenance) -> dict[str, Any]:
         """Contents of run.json for a new run."""
@@ -276,7 +276,7 @@ def _write_status(
     files.write_json(folder / format.STATUS, contents, sync=sync)
 
 
-def describe_tree(tree: Tree, counts: LabelCounts) -> dict[str, Any]:
+def describe_tree(tree: Topology, counts: LabelCounts) -> dict[str, Any]:
     """Describe a tree as plain data: per level each node's name, parent, weight among its siblings,
     and samples by class."""
     levels = [

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
 
-from stratafl.base.errors import InvalidInput
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Topology
 from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import is_additive
-from stratafl.data.dataset import ClientIndex, FederatedData
+from stratafl.data.dataset import ClientIndex
 from stratafl.data.inputs import Pair
-from stratafl.data.loading import is_per_client, load_per_client
-from stratafl.data.partition import partition
 from stratafl.distributed.communicator import Communicator
 from stratafl.metrics.evaluation import EvaluationSums, evaluate, finalize_metrics
 from stratafl.metrics.objective import Objective
@@ -32,53 +28,12 @@ class ClientTestData:
     _first: dict[int, np.ndarray] = field(default_factory=dict, repr=False)
     """Cache per level: first client below each node; a node's clients have successive numbers."""
 
-    def of(self, tree: Tree, level: int, number: int) -> Pair:
+    def of(self, tree: Topology, level: int, number: int) -> Pair:
         """Test data of a node of the whole tree."""
         if level not in self._first:
             self._first[level] = np.searchsorted(tree.ancestors(level), np.arange(tree.sizes[level] + 1))
         index = self.clients.of_range(*self._first[level][number : number + 2])
         return self.pair[0][index], self.pair[1][index]
-
-
-def load_client_test_data(
-    test_partition: Any, tree: Tree, test: FederatedData | None, columns: object, seed: int
-) -> FederatedData | None:
-    """Load each client's own test data; None if all nodes share `test`.
-
-    test_partition: for each client, its sample numbers in `test`, or a data set, or None if it has
-        no test data. Unless given, the clients' data are those of `test`, if that is divided.
-    """
-    if test_partition is None:
-        field, data = "test", test if test is not None and test.clients is not None else None
-    else:
-        field, data = "test_partition", _divide_test_data(test_partition, tree, test, columns, seed)
-    count = 0 if data is None or data.clients is None else len(data.clients)
-    if data is not None and count != tree.leaves:
-        raise InvalidInput(field, f"{count} parts", f"needs one per leaf of the tree, {tree.leaves} of them")
-    return data
-
-
-def _divide_test_data(
-    test_partition: Any, tree: Tree, test: FederatedData | None, columns: object, seed: int
-) -> FederatedData:
-    is_single = isinstance(test_partition, str | bytes | dict) or getattr(test_partition, "ndim", 1) == 0
-    if is_single or not hasattr(test_partition, "__len__"):
-        allowed = f"must be a list of sample numbers, or a data set, for each of the {tree.leaves} leaves"
-        raise InvalidInput("test_partition", test_partition, allowed)
-    present = [part for part in test_partition if part is not None]
-    if is_per_client(present):
-        data = load_per_client("test_partition", present, columns=columns, seed=seed)
-        parts = iter(data.clients or ())
-        numbers = [np.empty(0, dtype=np.int64) if part is None else next(parts) for part in test_partition]
-        return replace(data, clients=ClientIndex.from_lists(numbers))
-    if test is None:
-        raise InvalidInput("test_partition", "sample numbers", "are those of test data, and there is none")
-    count = len(test.samples.targets_N)
-    numbers = [
-        partition.check_sample_numbers(f"test_partition[{client}]", part, count)
-        for client, part in enumerate(test_partition)
-    ]
-    return replace(test, clients=ClientIndex.from_lists(numbers))
 
 
 def is_evaluation_round(round: int, every: int, rounds: int) -> bool:
@@ -118,7 +73,7 @@ class Evaluator:
         return evaluate_model(self.flat, self.objective, share, x_1P[0], b_1B[0])
 
     def evaluate_level(
-        self, tree: Tree, level: int, model_NP: Tensor, buffers_NB: Tensor
+        self, tree: Topology, level: int, model_NP: Tensor, buffers_NB: Tensor
     ) -> dict[str, dict[str, float]]:
         """Metrics by name of the nodes of a level that this rank owns; only of nodes with test
         data, where clients have their own."""

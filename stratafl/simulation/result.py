@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import Any
@@ -12,10 +12,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from stratafl.base.errors import InvalidInput, MissingExtra
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Topology
 from stratafl.base.validation import check_choice
 from stratafl.core.flat_module import FlatModule
-from stratafl.metrics.communication import Communication
+from stratafl.metrics.communication import Communication, Total
 from stratafl.metrics.records import RoundResult, diverged
 
 WIDE, HIGH, LINE = 160, 32, 1.5
@@ -94,12 +94,59 @@ def _sparkline(history: Sequence[RoundResult]) -> str:
     )
 
 
+def not_kept(what: str) -> InvalidInput:
+    """Error for a question that a finished run without its state cannot answer."""
+    return InvalidInput(
+        "storage.keep_state", False, f"{what} were not kept when this run was finished; true keeps them"
+    )
+
+
+class RootOnly(list[Any]):
+    """Values by level of a finished run that has kept those of the root alone; any other is an
+    error."""
+
+    def __getitem__(self, level: Any) -> Any:
+        if level != 0 or not super().__len__():
+            raise not_kept("models and corrections of the nodes")
+        return super().__getitem__(0)
+
+    def __iter__(self) -> Iterator[Any]:
+        raise not_kept("models and corrections of the nodes")
+
+    def __len__(self) -> int:
+        raise not_kept("models and corrections of the nodes")
+
+
+class LevelTotals(Communication):
+    """Communication of a finished run that has kept the totals of the levels alone."""
+
+    def __init__(self, tree: Topology, totals: Mapping[int, Total], bytes_per_client: float):
+        super().__init__(tree)
+        self._totals, self._bytes_per_client = totals, bytes_per_client
+
+    def level(self, level: int) -> Total:
+        if level not in self._totals:
+            raise not_kept(f"messages of level {level}")
+        return self._totals[level]
+
+    def node(self, level: int, number: int) -> Total:
+        raise not_kept("messages of single nodes")
+
+    @property
+    def client_bytes(self) -> int:
+        raise not_kept("messages of single nodes")
+
+    @property
+    def bytes_per_client(self) -> float:
+        return self._bytes_per_client
+
+
 @dataclass(frozen=True)
 class Result:
     """Models and history of a run so far: rows are nodes in the tree's order, columns parameters in
     the module's order."""
 
-    tree: Tree
+    tree: Topology
     module: nn.Module
     """The root's model."""
     models: list[Tensor]

@@ -15,19 +15,22 @@ from torch import Tensor
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.state_dict import StateDict
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Topology
 from stratafl.base.user_code import attribute_errors
 from stratafl.base.validation import check_integer, check_number
 from stratafl.core.client_training import Engine
 from stratafl.core.client_update import Leaf, needs_sgd_path
-from stratafl.core.schedule import Schedule
+from stratafl.core.schedule import SyncSchedule
+from stratafl.data.dataset import FederatedData
 from stratafl.distributed.checkpointing import check_full_state, gather_state, scatter_state
 from stratafl.distributed.communicator import Communicator
+from stratafl.experiment.algorithm import rule_names
+from stratafl.experiment.experiment import Experiment
 from stratafl.federation.federation import Federation
 from stratafl.federation.local_parameters import ClientTrainer
 from stratafl.federation.sync import SyncResult
 from stratafl.federation.update_checks import Rejection
-from stratafl.metrics.communication import Communication, CommunicationMeter
+from stratafl.metrics.communication import Communication, CommunicationMeter, Total
 from stratafl.metrics.drift import Drift
 from stratafl.metrics.records import (
     PartialRecord,
@@ -38,11 +41,11 @@ from stratafl.metrics.records import (
 )
 from stratafl.network.messages import RecordedWorkload
 from stratafl.network.virtual_clock import VirtualClock
+from stratafl.rules.registry import method_label
 from stratafl.simulation.callbacks import Tracker, tracking
 from stratafl.simulation.evaluate import Evaluator, is_evaluation_round
-from stratafl.simulation.groups import Evaluation
 from stratafl.simulation.progress import ProgressBar, is_interactive
-from stratafl.simulation.result import Result, notebook_card
+from stratafl.simulation.result import LevelTotals, Result, RootOnly, not_kept, notebook_card
 
 PARTS = ("federation", "traffic")
 """Parts of a run's state that have rows, which several ranks share."""
@@ -56,7 +59,7 @@ class RoundProgress(NamedTuple):
     seconds: float = 0.0
 
     @staticmethod
-    def from_plain(values: StateDict, tree: Tree, syncs_per_round: int) -> RoundProgress:
+    def from_plain(values: StateDict, tree: Topology, syncs_per_round: int) -> RoundProgress:
         """Read a state's progress; raise where no round can have come so far."""
         kinds = {"meetings": int, "seconds": float, "rejected": list, "drift": list | None, "client_steps": int}
         kinds["clipped"] = int | None
@@ -70,7 +73,7 @@ class RoundProgress(NamedTuple):
         )
 
 
-def check_state(state: StateDict, engine: Engine, tree: Tree, syncs_per_round: int, several_ranks: bool) -> None:
+def check_state(state: StateDict, engine: Engine, tree: Topology, syncs_per_round: int, several_ranks: bool) -> None:
     """Raise where a state is malformed, or another engine's."""
     kinds: dict[str, Any] = {"step": int, "history": list, "engine": str, "chunk": int | None}
     kinds |= dict.fromkeys(PARTS, dict)
@@ -115,14 +118,18 @@ class Simulation:
         *,
         federation: Federation,
         trainer: ClientTrainer,
-        schedule: Schedule,
+        schedule: SyncSchedule,
+        experiment: Experiment,
+        data: FederatedData,
         evaluator: Evaluator,
-        evaluation: Evaluation,
+        evaluated_levels: Sequence[int],
         drift: Drift | None,
+        clock: VirtualClock | None,
+        workload: RecordedWorkload,
         ranks: Communicator,
         notes: Sequence[str] = (),
     ):
-        self.ranks = ranks
+        self.experiment, self.data, self.ranks = experiment, data, ranks
         self.notes = tuple(notes)
         """Warnings about this run, logged once when it is set up."""
         self.federation, self.engine, self.home = federation, *trainer[:2]
@@ -131,26 +138,27 @@ class Simulation:
         """Observers of the federation."""
         federation.observers = [self.traffic] if drift is None else [self.traffic, drift]
         self.schedule, self.evaluator, self.objective = schedule, evaluator, evaluator.objective
-        self.rounds, self.evaluate_every = evaluation.rounds, evaluation.evaluate_every
-        self.evaluate_levels = tuple(evaluation.evaluate_levels)
+        self.rounds, self.evaluate_every = experiment.rounds, experiment.evaluation.every
+        self.evaluate_levels = tuple(evaluated_levels)
         self.history: list[RoundResult] = []
-        self.method = ""
+        self.method = method_label(rule_names(experiment.method))
         """The rules in a few words."""
         self.step = 0
         self.on_sync: Callable[[int, int], None] = lambda syncs, syncs_per_round: None
         """Called after every synchronisation inside a global round, with the number of those done,
         and the number in a global round."""
-        self.step_ratio = 1.0
+        self.step_ratio = float(workload.steps_N.mean()) / schedule.periods[-1]
         """Mean steps of a client for each step of the schedule: more than one where the schedule
         counts passes over a client's data."""
-        self.clock: VirtualClock | None = None
+        self.clock = clock
         """Virtual time of a network, where the run has one."""
-        self.workload: RecordedWorkload | None = None
+        self.workload = workload
         """Messages and operations that decide the run's time and traffic on any network."""
-        self.open_recorder: Callable[..., Recorder | None] | None = None
         """Opens the recorder of a folder; set by `simulate`."""
         self._recorder: Recorder | None = None
         self._problem: InvalidInput | None = None
+        self._kept: Result | None = None
+        """Result of a finished run whose state was not kept."""
         self._rejected: list[list[Rejection]] = []
         self._clipped_before: int | None = None
         self._begin_round(RoundProgress())
@@ -191,11 +199,11 @@ class Simulation:
         keeps_state = present.keeps_optimizer_state or leaf.keeps_optimizer_state
         is_same_state = (present.optimiser, present.optimiser_state) == (leaf.optimiser, leaf.optimiser_state)
         if keeps_state and not is_same_state:
-            raise InvalidInput("leaf.optimiser", leaf.optimiser, "one whose state is kept cannot be changed in a run")
+            raise InvalidInput("client.optimizer", leaf.optimiser, "one whose state is kept cannot be changed in a run")
         if needs_sgd_path(leaf, self.federation.rules) and not self.federation.has_path:
-            raise InvalidInput("leaf.optimiser", leaf.optimiser, "must be there from the start where rules correct")
+            raise InvalidInput("client.optimizer", leaf.optimiser, "must be there from the start where rules correct")
         if leaf.epochs != present.epochs:
-            raise InvalidInput("leaf.epochs", leaf.epochs, "cannot be changed in a run")
+            raise InvalidInput("schedule.periods", leaf.epochs, "cannot be changed in a run")
         self.engine.leaf = leaf
 
     @property
@@ -216,7 +224,8 @@ class Simulation:
         return len(self.history) >= self.rounds or reached
 
     def __iter__(self) -> Iterator[RoundResult]:
-        return self
+        """The rounds that are left; of a run that is done, the records of all rounds."""
+        return iter(list(self.history)) if self.done and self._problem is None else self
 
     def __next__(self) -> RoundResult:
         self.check()
@@ -231,6 +240,7 @@ class Simulation:
     def advance(self) -> RoundResult | None:
         """Train the clients and synchronise; return the round's result if the root synchronised, or
         None inside a global round. The caller checks `done`."""
+        self._check_kept()
         self.check()
         with attribute_errors(lambda: self.engine.training.function_names(), f", in round {len(self.history) + 1}"):
             return self._advance()
@@ -239,7 +249,7 @@ class Simulation:
         round = len(self.history)
         self.ranks.create_groups()
         began = time.perf_counter()
-        check_number("leaf.lr", self.leaf.lr(round), at_least=0, at_most=torch.finfo(self.flat.dtype).max)
+        check_number("client.lr", self.leaf.lr(round), at_least=0, at_most=torch.finfo(self.flat.dtype).max)
         sync_result = self._train_and_synchronize(round)
         if sync_result.top_level > 1:
             self._seconds += time.perf_counter() - began
@@ -329,6 +339,7 @@ class Simulation:
 
         history: whether the state includes the records of all rounds.
         """
+        self._check_kept()
         parts = {"federation": self.federation.saved(), "traffic": self.traffic.saved()}
         return {
             "step": self.step,
@@ -375,32 +386,62 @@ class Simulation:
             progress = RoundProgress.from_plain(shared["within"], federation.tree, self.meetings_per_round)
         self._begin_round(progress)
 
+    def restore_finished(
+        self,
+        history: Sequence[RoundResult],
+        model: Mapping[str, Tensor],
+        totals: Mapping[int, Total],
+        bytes_per_client: float,
+    ) -> None:
+        """Take over a finished run of which no state was kept: its records, the state dict of the
+        root's model, and the totals of its messages."""
+        x_P, b_B = self.flat.load_initial(model)
+        tree = self.federation.tree
+        self.history = list(history)
+        self._kept = Result(
+            tree=tree,
+            module=self.flat.build(x_P, b_B),
+            models=RootOnly([x_P[None]]),
+            corrections=RootOnly(),
+            history=list(history),
+            communication=LevelTotals(tree.whole, totals, bytes_per_client),
+            flat=self.flat,
+            buffers=RootOnly([b_B[None]]),
+            method=self.method,
+        )
+
     def save(
         self,
         path: str | Path,
         *,
-        checkpoint_every: int = 10,
-        keep_state: bool = True,
+        checkpoint_every: int | None = None,
+        keep_state: bool | None = None,
         tensorboard: bool = False,
         force: bool = False,
     ) -> None:
         """Record the run in a folder, as `stratafl run` does: its records, checkpoints and report.
 
-        If the folder has this very run, it is resumed from its last checkpoint, or is done; for the
-        folder of another run an error is raised. Ctrl-C then stops the run after the present
-        synchronisation, with a checkpoint.
+        If the folder has this very run, it is resumed from its last checkpoint, or is done, and
+        then a loop over it gives its records; for the folder of another run an error is raised.
+        Ctrl-C then stops the run after the present synchronisation, with a checkpoint.
 
-        checkpoint_every: rounds between checkpoints; 0 for one only when the run is stopped.
-        keep_state: whether every node's model and correction are kept when the run is done, so that
-            the same call gives the same result.
+        checkpoint_every, keep_state: those of the experiment's storage unless given; see `Storage`.
         tensorboard: whether to write events for TensorBoard, too.
         force: resume also where arguments, files or data have changed, and note it.
         """
         if not isinstance(path, str | Path):
             raise InvalidInput("save", path, "must be the path of a folder")
-        if self.open_recorder is None:
-            raise InvalidInput("save", path, "is for what `simulate` returns; `stratafl run` keeps a config's run")
-        self._recorder = self.open_recorder(self, Path(path), checkpoint_every, keep_state, tensorboard, force)
+        from stratafl.runs.saved import saved  # what writes files is above the simulation
+
+        storage = self.experiment.storage
+        self._recorder = saved(
+            self,
+            Path(path),
+            storage.checkpoint_every if checkpoint_every is None else checkpoint_every,
+            storage.keep_state if keep_state is None else keep_state,
+            tensorboard,
+            force,
+        )
 
     def run(self, progress: bool | None = None, callbacks: Sequence[Tracker] = ()) -> Result:
         """Run the remaining rounds.
@@ -419,15 +460,19 @@ class Simulation:
         ):
             self.on_sync = previous if quiet else progress_bar.on_sync
             try:
-                for record in self:
+                while not self.done:
+                    record = next(self)
                     progress_bar.show(record)
                     follow(record)
+                self.check()
             finally:
                 self.on_sync = previous
         return self.result()
 
     def result(self) -> Result:
         """Result of the rounds so far; on several ranks, with the rows of this rank's nodes."""
+        if self._kept is not None:
+            return self._kept
         federation = self.federation
         models, buffers = zip(*map(self.rows, range(len(federation.levels))), strict=True)
         return Result(
@@ -451,8 +496,14 @@ class Simulation:
             communication.restore(copy.deepcopy(counts))
         return communication
 
+    def _check_kept(self) -> None:
+        """Reject questions for the state of a finished run that was not kept."""
+        if self._kept is not None:
+            raise not_kept("models and corrections of the nodes")
+
     def rows(self, level: int) -> tuple[Tensor, Tensor]:
         """Whole models and buffers of the nodes of a level. On several ranks, all must call it."""
+        self._check_kept()
         federation = self.federation
         model_NP, client_rows = federation.levels[level].model, federation.levels[-1].client_rows
         return self.home.whole_models(federation.tree, level, model_NP, federation.buffers(level), client_rows)

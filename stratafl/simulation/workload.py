@@ -10,7 +10,7 @@ from torch import Tensor
 from stratafl.base.rng import preserve_rng
 from stratafl.core.client_update import Leaf
 from stratafl.core.rule import Rule
-from stratafl.core.schedule import Schedule
+from stratafl.core.schedule import SyncSchedule
 from stratafl.data.inputs import Inputs
 from stratafl.engine.validation import ModelUnderTest
 from stratafl.network.messages import MessageSizes, RecordedWorkload, message_sizes, scaled_sizes, training_flops
@@ -24,7 +24,7 @@ def measured(
     shared: tuple[Tensor, Tensor],
     rules: Sequence[Rule],
     leaf: Leaf,
-    schedule: Schedule,
+    schedule: SyncSchedule,
     samples: Sequence[int],
     batch: int | None,
 ) -> RecordedWorkload:

@@ -1,19 +1,15 @@
-"""Files of a tuning result: its data, a table of its runs, the chosen configs and the figure of the
-frontier."""
+"""Files of a tuning result: its data, a table of its runs, the chosen settings and a figure."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from stratafl.base.files import atomic_write, csv_text, write_json
 from stratafl.base.plotting import STYLE, pyplot, save
 from stratafl.base.statistics import MeanStd
-from stratafl.config.schema import Config
 from stratafl.cost.pricing import BYTES, ENERGY, TIME, Unit
 from stratafl.runs.format import slug
 from stratafl.tune.result import NetworkResult, TuningCandidate, TuningResult, frontier_segments
@@ -136,53 +132,20 @@ def _mean_std(value: MeanStd | None) -> dict[str, float | None] | None:
     return None if value is None else value._asdict()
 
 
-# -- a config as a file ----------------------------------------------------------------------------
+# -- the chosen config -----------------------------------------------------------------------------
 
 
 def _best_config(result: TuningResult, network_result: NetworkResult) -> str:
     choice, task = network_result.choice, result.task
     assert choice is not None
     space, setting = result.search.space, choice.setting
-    config = task.config if setting is None or setting == space.baseline else space.config_of(setting)
+    experiment = task.experiment if setting is None or setting == space.baseline else space.experiment_of(setting)
     about = (
         f"# Chosen on {network_result.network}: {choice.label}\n"
         f"# least {task.minimise} to {result.baseline.goal} of {len(result.search.trials)} settings tried,"
         f" {len(choice.runs)} seeds; it stops there\n"
     )
-    return about + toml(config)
-
-
-def toml(config: Config) -> str:
-    """Format a config as a TOML file, without empty values."""
-    tables = config.as_dict()
-    # 0 is how a file says that a batch is all of a client's data
-    tables["leaf"]["batch"] = tables["leaf"]["batch"] or 0
-    sections = []
-    for name, table in tables.items():
-        lines = [f"{_key(key)} = {_value(value)}" for key, value in table.items() if value is not None]
-        sections.append("\n".join([f"[{name}]", *lines]) + "\n")
-    return "\n".join(sections)
-
-
-def _key(name: str) -> str:
-    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else _text(name)
-
-
-def _text(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, str):
-        return _text(value)
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, Mapping):
-        entries = ", ".join(f"{_key(key)} = {_value(entry)}" for key, entry in value.items() if entry is not None)
-        return f"{{ {entries} }}" if entries else "{}"
-    if isinstance(value, Sequence):
-        return f"[{', '.join(map(_value, value))}]"
-    return repr(value)
+    return about + experiment.to_toml()
 
 
 # -- the figure ------------------------------------------------------------------------------------

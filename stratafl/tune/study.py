@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,24 +70,24 @@ class Search:
 
     @property
     def count(self) -> int:
-        """Number of settings that were tried, without the given config."""
+        """Number of settings that were tried, without the given experiment."""
         return len(self.trials) - (self.space.baseline in self.trials)
 
     def begin(self, stop_conditions: StopConditions) -> None:
-        """Run the given config to the target or its end, without cost limits.
+        """Run the given experiment to the target or its end, without cost limits.
 
         If it cannot be set up, the exception is raised to the user.
         """
-        config, no_limits = self.task.config, dict.fromkeys(self.studies, math.inf)
+        experiment, no_limits = self.task.experiment, dict.fromkeys(self.studies, math.inf)
         try:
-            trial = self.runner.run_trial(config, BASELINE, stop_conditions, no_limits, failed_again=True)
+            trial = self.runner.run_trial(experiment, BASELINE, stop_conditions, no_limits, failed_again=True)
         except InvalidInput as problem:
-            if problem.field != "stop_when":
+            if problem.field != "evaluation.stop_when":
                 raise
             target = self.task.target
             raise InvalidInput("--target", f"{target.metric}={target.value:g}", problem.allowed) from None
         if trial.outcome == "failed":
-            raise InvalidInput("CONFIG", config.method.get("name", BASELINE), f"fails as given: {trial.reason}")
+            raise InvalidInput("CONFIG", experiment.method.name or BASELINE, f"fails as given: {trial.reason}")
         self.baseline = trial
         for network in self.task.networks:
             for kind in (self.task.minimise, *self.task.budgets):
@@ -124,14 +123,12 @@ class Search:
     def attempt(
         self, setting: GridPoint | None, seed: int, stop_conditions: StopConditions, cost_limits: CostLimits
     ) -> TuningTrial:
-        """Run a setting, or the given config; one that cannot be set up has failed."""
+        """Run a setting, or the given experiment; one that cannot be set up has failed."""
         is_baseline = setting is None or setting == self.space.baseline
         label = BASELINE if setting is None or is_baseline else self.space.label(setting)
         try:
-            config = self.task.config if setting is None or is_baseline else self.space.config_of(setting)
-            return self.runner.run_trial(
-                replace(config, run=replace(config.run, seed=seed)), label, stop_conditions, cost_limits
-            )
+            experiment = self.task.experiment if setting is None or is_baseline else self.space.experiment_of(setting)
+            return self.runner.run_trial(experiment.replace(seed=seed), label, stop_conditions, cost_limits)
         except UserCodeError:
             raise
         except (InvalidInput, RuntimeError) as problem:
@@ -139,7 +136,7 @@ class Search:
             return TuningTrial.failed(self.task, error_message(problem))
 
     def _run_trial(self, setting: GridPoint, stop_conditions: StopConditions) -> None:
-        trial = self.attempt(setting, self.task.config.run.seed, stop_conditions, self.cost_limits())
+        trial = self.attempt(setting, self.task.experiment.seed, stop_conditions, self.cost_limits())
         self.trials[setting] = trial
         self._report(setting, trial)
 
@@ -172,11 +169,11 @@ class Search:
         return study.ask(self._distributions)
 
     def _sampler(self, study: Study) -> Any:
-        seed = random.Random(f"{self.task.config.run.seed} {study.study_name} {len(study.trials)}").getrandbits(32)
+        seed = random.Random(f"{self.task.experiment.seed} {study.study_name} {len(study.trials)}").getrandbits(32)
         return optuna().samplers.TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS, multivariate=True)
 
     def _untried(self, number: int) -> GridPoint:
-        rng = random.Random(f"{self.task.config.run.seed} {number}")
+        rng = random.Random(f"{self.task.experiment.seed} {number}")
         ranges = [range(len(axis.values)) for axis in self.space.axes]
         if self.space.size <= ENUMERABLE:
             return rng.choice([choice for choice in itertools.product(*ranges) if choice not in self.trials])

@@ -1,12 +1,11 @@
-"""Tuning task: a search space around a config, the cost to minimise, a target, and networks.
+"""Tuning task: a search space around an experiment, the cost to minimise, a target, and networks.
 
-Values of the space lie on a grid, so that a repeated setting is the same run. Without a [plan]
-table the grid is the neighbourhood of the given config.
+Values of the space lie on a grid, so that a repeated setting is the same run. Without a [tune]
+table the grid is the neighbourhood of the given experiment.
 """
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,26 +16,28 @@ from typing import Any, Literal, get_args
 
 from stratafl.base.errors import InvalidInput, unknown_name
 from stratafl.base.files import cannot_read, read_json
-from stratafl.base.topology import Tree
 from stratafl.base.validation import check_choice, check_number, name_and_params, repeated
-from stratafl.config.schema import Config, check_plain
-from stratafl.config.setup import import_plugins, rules_of, schedule_of
-from stratafl.core.participation import check_participation
-from stratafl.core.schedule import Schedule
+from stratafl.core.schedule import SyncSchedule
+from stratafl.experiment import legacy
+from stratafl.experiment.algorithm import participation_of, sync_schedule, topology_of
+from stratafl.experiment.experiment import SECTIONS, TUNE, Experiment
+from stratafl.experiment.loading import import_plugins
+from stratafl.experiment.sections import Method
+from stratafl.experiment.toml import check_plain, put
 from stratafl.metrics.objective import Goal
 from stratafl.network.specification import Network
-from stratafl.rules.registry import rules_for
-from stratafl.runs.format import slug
-from stratafl.runs.provenance import config_digest, essence
+from stratafl.runs.format import config_digest, flat_config, slug
+from stratafl.runs.provenance import essence
 
 WIDE, NARROW = (0.25, 0.5, 1.0, 2.0, 4.0), (0.5, 1.0, 2.0)
-"""Neighbours on the grid, as multiples of the config's value."""
+"""Neighbours on the grid, as multiples of the experiment's value."""
 METHODS = ("hfedavg", "mtgc")
-"""Methods that are searched besides the config's own."""
+"""Methods that are searched besides the experiment's own."""
 KEYS = ("periods", "participation", "lr", "batch", "method", "effort", "defaults")
 PERIODS = "periods."
-SHORT_NAMES = {"participation": "schedule.participation", "lr": "leaf.lr", "batch": "leaf.batch"}
-SECTIONS = ("tree", "data", "model", "method", "objective", "schedule", "leaf", "run")
+SHORT_NAMES = {"participation": "schedule.participation", "lr": "client.lr", "batch": "client.batch_size"}
+TOP_LEVEL = ("rounds", "loss")
+"""Options outside the sections that can be searched."""
 
 GridPoint = tuple[int, ...]
 """Index of the chosen value of each dimension."""
@@ -44,7 +45,7 @@ GridPoint = tuple[int, ...]
 
 @dataclass(frozen=True)
 class SearchDimension:
-    """Key with its possible values, and the index of the config's own value, if it is among
+    """Key with its possible values, and the index of the experiment's own value, if it is among
     them."""
 
     name: str
@@ -63,12 +64,12 @@ class SearchDimension:
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """Settings around a config."""
+    """Settings around an experiment."""
 
-    config: Config
+    experiment: Experiment
     axes: tuple[SearchDimension, ...]
     effort: float = 1.0
-    """Local steps of a trial, as a multiple of the config's."""
+    """Local steps of a trial, as a multiple of the experiment's."""
 
     @property
     def size(self) -> int:
@@ -76,44 +77,44 @@ class Space:
 
     @property
     def baseline(self) -> GridPoint | None:
-        """Grid point of the given config, if it is one of the settings."""
+        """Grid point of the given experiment, if it is one of the settings."""
         places = [axis.baseline for axis in self.axes]
         if self.effort != 1 or any(place is None for place in places):
             return None
         return tuple(place for place in places if place is not None)
 
     @cached_property
-    def schedule(self) -> Schedule:
-        """Schedule of the given config."""
-        return schedule_of(self.config, _depth(self.config))
+    def schedule(self) -> SyncSchedule:
+        """Schedule of the given experiment."""
+        return _schedule(self.experiment)
 
-    def config_of(self, setting: GridPoint) -> Config:
-        """Config of a setting.
+    def experiment_of(self, setting: GridPoint) -> Experiment:
+        """Experiment of a setting.
 
-        It has as many local steps in all as the given config, times the effort, so that longer
+        It has as many local steps in all as the given experiment, times the effort, so that longer
         periods have fewer rounds.
         """
-        tables = self.config.as_dict()
+        tables = self.experiment.to_table()
         periods = list(self.schedule.periods)
         for axis, place in zip(self.axes, setting, strict=True):
             value = axis.values[place]
             if axis.name.startswith(PERIODS):
                 periods[int(axis.name.removeprefix(PERIODS)) - 1] = value
             elif place != axis.baseline:
-                set_key(tables, axis.name, value, len(periods))
+                if axis.name == "participation":
+                    above = participation_of(self.experiment, len(periods))[:-1]
+                    value = [*("all" if share is None else share for share in above), value]
+                put(tables, SHORT_NAMES.get(axis.name, axis.name).split("."), value)
         if periods != list(self.schedule.periods):
-            passes = tables["leaf"].get("epochs") is not None
-            tables["schedule"]["periods"] = periods[:-1] if passes else periods
-            tables["schedule"]["steps_per_sync"] = None
-            tables["leaf"]["epochs"] = periods[-1] if passes else None
-        Schedule.of(periods, len(periods))
+            tables["schedule"]["periods"] = periods
+        SyncSchedule.of(periods, len(periods))
         ratio = self.effort * math.prod(self.schedule.periods) / math.prod(periods)
         if ratio != 1:
-            tables["run"]["rounds"] = max(1, math.ceil(tables["run"]["rounds"] * ratio))
-            rate = tables["leaf"]["schedule"]
-            if isinstance(rate, dict) and "every" in rate:
-                rate["every"] = max(1, round(rate["every"] * ratio))
-        return Config.of(tables)
+            tables["rounds"] = _scaled(tables["rounds"], ratio, math.ceil)
+            decay = tables["client"]["lr_schedule"]
+            if isinstance(decay, dict) and "every" in decay:
+                decay["every"] = _scaled(decay["every"], ratio, round)
+        return Experiment.from_table(tables)
 
     def label(self, setting: GridPoint) -> str:
         """Label of a setting, such as "mtgc 5x10 lr 0.2"."""
@@ -139,52 +140,49 @@ class Space:
         return {"axes": {axis.name: list(axis.values) for axis in self.axes}, "effort": self.effort}
 
 
-def space_of(config: Config, table: Mapping[str, Any] | None = None) -> Space:
-    """Create the space that a [plan] table describes; keys that it does not name have the
-    neighbourhood of the config's values."""
+def space_of(experiment: Experiment, table: Mapping[str, Any] | None = None) -> Space:
+    """Create the space that a [tune] table describes; keys that it does not name have the
+    neighbourhood of the experiment's values."""
     tables = dict(table or {})
-    check_plain(tables, "plan")
-    import_plugins(config.run.plugins)
-    effort = check_number("plan.effort", tables.pop("effort", 1.0), above=0)
+    check_plain(tables, TUNE)
+    import_plugins(experiment.plugins)
+    effort = check_number("tune.effort", tables.pop("effort", 1.0), above=0)
     defaults = tables.pop("defaults", True)
     if not isinstance(defaults, bool):
-        raise InvalidInput("plan.defaults", defaults, "must be true or false")
-    neighborhood = _neighborhood(config)
+        raise InvalidInput("tune.defaults", defaults, "must be true or false")
+    neighborhood = _neighborhood(experiment)
     axes = (
         {name: SearchDimension(name, values, values.index(value)) for name, (value, values) in neighborhood.items()}
         if defaults
         else {}
     )
-    for name, values, value in _table_axes(config, tables, neighborhood):
+    for name, values, value in _table_axes(experiment, tables, neighborhood):
         axes[name] = SearchDimension(name, values, values.index(value) if value in values else None)
-    # with one value there is nothing to choose, unless it is not the config's own
+    # with one value there is nothing to choose, unless it is not the experiment's own
     chosen = [axis for axis in axes.values() if len(axis.values) > 1 or axis.baseline is None]
-    space = Space(config, tuple(sorted(chosen, key=lambda axis: axis.name != "method")), effort)
+    space = Space(experiment, tuple(sorted(chosen, key=lambda axis: axis.name != "method")), effort)
     if space.size < 2:
-        raise InvalidInput("plan", table or {}, "leaves nothing to choose: give a key at least two values")
+        raise InvalidInput(TUNE, table or {}, "leaves nothing to choose: give a key at least two values")
     _check(space)
     return space
 
 
-def _neighborhood(config: Config) -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """Value of each key in the config, and its neighbours."""
-    depth = _depth(config)
+def _neighborhood(experiment: Experiment) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """Value of each key in the experiment, and its neighbours."""
     neighborhood: dict[str, tuple[Any, tuple[Any, ...]]] = {}
-    method = dict(config.method)
+    method = _method_table(experiment.method)
     neighborhood["method"] = method, (method, *({"name": name} for name in METHODS if name != method.get("name")))
-    for level, period in enumerate(schedule_of(config, depth).periods, 1):
+    periods = _schedule(experiment).periods
+    for level, period in enumerate(periods, 1):
         neighborhood[f"{PERIODS}{level}"] = period, neighbors(period, WIDE, lambda value: max(1, round(value)))
-    participation = check_participation(config.schedule.participation, depth)[-1]
+    participation = participation_of(experiment, len(periods))[-1]
     if participation is None or isinstance(participation, str | float):
         share = participation if isinstance(participation, float) else 1.0
         neighborhood["participation"] = share, tuple(sorted({share, 0.5, 1.0}))
-    lr = check_number("leaf.lr", config.leaf.lr, above=0)
+    lr, batch = experiment.client.lr, experiment.client.batch_size
     neighborhood["lr"] = lr, neighbors(lr, WIDE, lambda value: float(f"{value:.6g}"))
-    if config.leaf.batch:
-        neighborhood["batch"] = (
-            config.leaf.batch,
-            neighbors(config.leaf.batch, NARROW, lambda value: max(1, round(value))),
-        )
+    if isinstance(batch, int):
+        neighborhood["batch"] = batch, neighbors(batch, NARROW, lambda value: max(1, round(value)))
     return neighborhood
 
 
@@ -194,34 +192,26 @@ def neighbors(value: float, factors: Iterable[float], rounded: Callable[[float],
 
 
 def _table_axes(
-    config: Config, tables: Mapping[str, Any], neighborhood: Mapping[str, tuple[Any, Any]]
+    experiment: Experiment, tables: Mapping[str, Any], neighborhood: Mapping[str, tuple[Any, Any]]
 ) -> Iterable[tuple[str, tuple[Any, ...], Any]]:
-    """Dimensions that a [plan] table describes: name, values, and the config's own value."""
-    for key, values in tables.items():
+    """Dimensions that a [tune] table describes: name, values, and the experiment's own value."""
+    for key, values in flat_config(tables).items():
         if key == "periods":
             levels = len([name for name in neighborhood if name.startswith(PERIODS)])
             if not isinstance(values, list) or len(values) != levels:
                 allowed = f"must have a list of values per edge level, root first, {levels} of them"
-                raise InvalidInput("plan.periods", values, allowed)
+                raise InvalidInput("tune.periods", values, allowed)
             for level, level_values in enumerate(values, 1):
                 name = f"{PERIODS}{level}"
-                yield name, _values(f"plan.{key}", level_values), neighborhood[name][0]
+                yield name, _values("tune.periods", level_values), neighborhood[name][0]
         elif key == "method":
-            yield key, tuple(map(_as_method, _values("plan.method", values))), dict(config.method)
-        elif key in SHORT_NAMES:
-            value = neighborhood[key][0] if key in neighborhood else _config_value(config, SHORT_NAMES[key])
-            yield key, _values(f"plan.{key}", values), value
-        elif key in SECTIONS and isinstance(values, Mapping):
-            for inner, level_values in values.items():
-                yield (
-                    f"{key}.{inner}",
-                    _values(f"plan.{key}.{inner}", level_values),
-                    _config_value(config, f"{key}.{inner}"),
-                )
-        elif key.partition(".")[0] in SECTIONS and "." in key:
-            yield key, _values(f"plan.{key}", values), _config_value(config, key)
+            yield key, tuple(map(_as_method, _values("tune.method", values))), neighborhood["method"][0]
+        elif key in neighborhood:
+            yield key, _values(f"tune.{key}", values), neighborhood[key][0]
+        elif key in SHORT_NAMES or key in TOP_LEVEL or ("." in key and key.partition(".")[0] in SECTIONS):
+            yield key, _values(f"tune.{key}", values), _value_at(experiment, SHORT_NAMES.get(key, key))
         else:
-            raise unknown_name("plan key", key, KEYS)
+            raise unknown_name("tune key", key, KEYS)
 
 
 def _values(field: str, values: Any) -> tuple[Any, ...]:
@@ -237,30 +227,28 @@ def _values(field: str, values: Any) -> tuple[Any, ...]:
 def _as_method(method: Any) -> dict[str, Any]:
     if isinstance(method, Mapping) and "rules" in method:
         return dict(method)
-    name, params = name_and_params("plan.method", method)
+    name, params = name_and_params("tune.method", method)
     return {"name": name, **params}
 
 
-def _config_value(config: Config, path: str) -> Any:
-    value: Any = config.as_dict()
+def _method_table(method: Method) -> dict[str, Any]:
+    """The method as a table of a name and parameters, or of rules."""
+    return {"rules": list(method.rules)} if method.rules is not None else {"name": method.name, **method.params}
+
+
+def _value_at(experiment: Experiment, path: str) -> Any:
+    """Value of an option by its dotted key; parameters of model and method may stand in their
+    section."""
+    value: Any = experiment.to_table()
     for key in path.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
+        if not isinstance(value, Mapping):
+            return None
+        value = value[key] if key in value else value.get("params", {}).get(key)
     return value
 
 
-def set_key(tables: dict[str, Any], name: str, value: Any, depth: int) -> None:
-    """Set one value in a config's tables."""
-    if name == "participation":
-        participation = tables["schedule"]["participation"]
-        above = list(participation[:-1]) if isinstance(participation, list | tuple) else [None] * (depth - 1)
-        value = [*("all" if share is None else share for share in above), value]
-    elif name == "method":
-        tables["method"] = copy.deepcopy(value)
-        return
-    *sections, key = SHORT_NAMES.get(name, name).split(".")
-    for section in sections:
-        tables = tables.setdefault(section, {})
-    tables[key] = copy.deepcopy(value)
+def _scaled(rounds: int, ratio: float, rounded: Callable[[float], int]) -> int:
+    return max(1, rounded(rounds * ratio))
 
 
 def _check(space: Space) -> None:
@@ -268,16 +256,11 @@ def _check(space: Space) -> None:
     first = space.baseline or (0,) * len(space.axes)
     for index, axis in enumerate(space.axes):
         for value in range(len(axis.values)):
-            config = space.config_of((*first[:index], value, *first[index + 1 :]))
-            depth = _depth(config)
-            schedule_of(config, depth)
-            rules_for(rules_of(config), depth)
-            check_participation(config.schedule.participation, depth)
-            config.leaf.chain(config.run.rounds)
+            space.experiment_of((*first[:index], value, *first[index + 1 :])).check()
 
 
-def _depth(config: Config) -> int:
-    return Tree.of(config.tree.shape).depth
+def _schedule(experiment: Experiment) -> SyncSchedule:
+    return sync_schedule(experiment.schedule, topology_of(experiment))
 
 
 def _label(value: Any) -> str:
@@ -298,8 +281,8 @@ FILE = "question.json"
 class TuningTask:
     """Space, networks, target and cost of one search."""
 
-    config: Config
-    """Given config, which stops at the target."""
+    experiment: Experiment
+    """Given experiment, which stops at the target."""
     space: Space
     networks: tuple[Network, ...]
     target: Goal
@@ -311,24 +294,26 @@ class TuningTask:
     trials: int = 20
 
     @staticmethod
-    def of(config: Config, space: Space, networks: Sequence[Network], target: Goal, **options: Any) -> TuningTask:
+    def of(
+        experiment: Experiment, space: Space, networks: Sequence[Network], target: Goal, **options: Any
+    ) -> TuningTask:
         """Create a task whose runs all end at the target."""
         name = repeated(slug(network.name) for network in networks)
         if name is not None:
             raise InvalidInput("--network", name, "two networks of this name: give each once, and names of their own")
         stop = {target.metric: target.value} if not target.sign else f"{target.metric} {target.sign} {target.value!r}"
-        stopping = replace(config, run=replace(config.run, stop_at=None, stop_when=stop))
-        return TuningTask(stopping, replace(space, config=stopping), tuple(networks), target, **options)
+        stopping = experiment.replace({"evaluation.stop_when": stop})
+        return TuningTask(stopping, replace(space, experiment=stopping), tuple(networks), target, **options)
 
     @property
     def seed_list(self) -> list[int]:
         """Seed of the search, then the seeds of the repetitions."""
-        return [self.config.run.seed + offset for offset in range(self.seeds)]
+        return [self.experiment.seed + offset for offset in range(self.seeds)]
 
     def as_dict(self) -> dict[str, Any]:
         """Description that must be equal to continue a search; a network may be added."""
         return {
-            "config": self.config.as_dict(),
+            "config": self.experiment.to_table(),
             "space": self.space.as_dict(),
             "target": str(self.target),
             "minimise": self.minimise,
@@ -347,6 +332,8 @@ class TuningTask:
         before = read_json(path)
         if not isinstance(before, dict) or not isinstance(before.get("networks"), dict):
             raise cannot_read(path, "not a plan's question")
+        if isinstance(before.get("config"), dict):
+            before["config"] = legacy.current(before["config"])
         # networks may be added, as the runs are there already
         added = {name: digest for name, digest in description["networks"].items() if name not in before["networks"]}
         networks = {**before["networks"], **description["networks"]}

@@ -15,8 +15,8 @@ import numpy as np
 
 from stratafl.base.errors import InvalidInput, MissingExtra, UserCodeError, error_message
 from stratafl.base.signals import Interrupted, InterruptHandler
-from stratafl.config.schema import Config
 from stratafl.cost.costs import CumulativeCost, PriceableRun, RunCosts
+from stratafl.experiment.experiment import Experiment
 from stratafl.metrics.objective import Goal
 from stratafl.metrics.records import RoundResult, diverged_after, measured
 from stratafl.runs import StoredRun, format
@@ -182,7 +182,7 @@ class StopConditions:
 
 
 class TrialRunner:
-    """Runner that trains configs, or finds runs that were trained before."""
+    """Runner that trains experiments, or finds runs that were trained before."""
 
     def __init__(
         self, task: TuningTask, folder: Path, say: Callable[[str], None], show: Show, keep_stale: bool = False
@@ -209,33 +209,33 @@ class TrialRunner:
         """Whether any run is left out and was not replaced."""
         return bool(self._stale.keys() - self._paths.keys())
 
-    def find(self, config: Config) -> StoredRun | None:
-        """Run of a config, which may be incomplete."""
-        path = self._paths.get(_identity_key(config))
+    def find(self, experiment: Experiment) -> StoredRun | None:
+        """Run of an experiment, which may be incomplete."""
+        path = self._paths.get(_identity_key(experiment))
         return None if path is None else read_run(path)
 
     def run_trial(
         self,
-        config: Config,
+        experiment: Experiment,
         label: str,
         stop_conditions: StopConditions,
         cost_limits: CostLimits,
         *,
         failed_again: bool = False,
     ) -> TuningTrial:
-        """Train a config's run up to the target, to its end, or until it costs more than the limits
-        on every network.
+        """Train an experiment's run up to the target, to its end, or until it costs more than the
+        limits on every network.
 
         failed_again: whether a failed run begins again; otherwise it is the result.
         """
-        before = self.find(config)
+        before = self.find(experiment)
         if failed_again and before is not None and before.status == format.FAILED:
             before = None
         if before is not None and self._is_settled(before, cost_limits):
             return self._report(TuningTrial.of(before, self.task), label)
         # one run is always begun, so that repeated calls with little time come to an end
         stop_conditions.check(first=not self.trained)
-        path = self._train(config, label, before, stop_conditions, cost_limits)
+        path = self._train(experiment, label, before, stop_conditions, cost_limits)
         return self._report(TuningTrial.of(read_run(path), self.task), label)
 
     def _report(self, trial: TuningTrial, label: str) -> TuningTrial:
@@ -246,20 +246,20 @@ class TrialRunner:
 
     def _index(self, run: StoredRun) -> None:
         try:
-            config = Config.of(run.config)
+            experiment = Experiment.from_table(run.config)
         except InvalidInput as problem:
             self.say(f"not looked at: {problem}")
             return
-        changed = changed_files_since(run, self.task.config)
-        if run.status == format.FAILED and not is_computed_alike(run, self.task.config):
+        changed = changed_files_since(run, self.task.experiment)
+        if run.status == format.FAILED and not is_computed_alike(run, self.task.experiment):
             # for example for lack of memory, which this device may have
-            self._stale[_identity_key(config)] = (
+            self._stale[_identity_key(experiment)] = (
                 f"{run.name}: failed on another device or in another precision; run again"
             )
         elif changed and not self.keep_stale:
-            self._stale[_identity_key(config)] = f"{run.name}: {shorten(changed)} since; run again"
+            self._stale[_identity_key(experiment)] = f"{run.name}: {shorten(changed)} since; run again"
         else:
-            self._paths[_identity_key(config)] = run.path
+            self._paths[_identity_key(experiment)] = run.path
 
     def _is_settled(self, run: StoredRun, cost_limits: CostLimits) -> bool:
         if run.status in (format.DONE, format.FAILED) or run.diverged is not None:
@@ -268,19 +268,19 @@ class TrialRunner:
 
     def _train(
         self,
-        config: Config,
+        experiment: Experiment,
         label: str,
         before: StoredRun | None,
         stop_conditions: StopConditions,
         cost_limits: CostLimits,
     ) -> Path:
-        name = run_name(f"{label} seed {config.run.seed}")
+        name = run_name(f"{label} seed {experiment.seed}")
         if before is None:
-            launch = Launch.new(config, name, self.folder)
+            launch = Launch.new(experiment, name, self.folder)
         else:
-            launch = Launch.resume(before.path, self.say, force=self.keep_stale, config=config)
+            launch = Launch.resume(before.path, self.say, force=self.keep_stale, experiment=experiment)
         path = launch.folder.path
-        self._paths[_identity_key(config)] = path
+        self._paths[_identity_key(experiment)] = path
         self.trained += 1
         done, rounds = len(launch.simulation.history), launch.simulation.rounds
         self.show(Event(label, "began", {"rounds": rounds, "done": done}))
@@ -342,5 +342,5 @@ class _EarlyStopping:
             self.stop.signal = self.stop.signal or signal.SIGTERM
 
 
-def _identity_key(config: Config) -> str:
-    return json.dumps(essence(config), sort_keys=True)
+def _identity_key(experiment: Experiment) -> str:
+    return json.dumps(essence(experiment), sort_keys=True)

@@ -87,7 +87,7 @@ def test_set_up_does_not_load_the_compiler() -> None:
     code = """
 import sys, torch, stratafl
 data = torch.zeros(8, 3), torch.zeros(8, dtype=torch.long)
-stratafl.simulate(lambda: torch.nn.Linear(3, 2), data, [range(4), range(4, 8)], 2, periods=[1], rounds=1).run()
+stratafl.simulate(lambda: torch.nn.Linear(3, 2), data, 2, schedule=[1], rounds=1).run()
 assert "torch._dynamo" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)

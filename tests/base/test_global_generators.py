@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stratafl import leaf, simulate
 from stratafl.base.rng import torch_seeded
+from tests.flat import simulate, update_of
 
 
 def noisy(direction: Tensor, x: Tensor, correct: object) -> Tensor:
@@ -39,7 +39,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_a_run_on_the_host_opens_no_gpu(engine: str, opened: list[object]) -> None:
     data = torch.randn(8, 4), torch.arange(8) % 3
-    chain = leaf(0.1)
+    chain = update_of(0.1)
     chain = replace(chain, stages=(*chain.stages, noisy))
     simulate(
         initialised, data, list(torch.arange(8).chunk(4)), "2x2", {"name": "mtgc", "restart": "gradient"},

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from stratafl import Rule, average, register
 from stratafl.base.rng import rng_states
 from stratafl.base.user_code import load_attribute
-from stratafl.config.setup import import_plugins
 from stratafl.core.losses import parse_loss
 from stratafl.core.optimizer import parse_optimizer
+from stratafl.experiment.loading import import_plugins
 from stratafl.rules import registry
 from tests.mistakes.studies import study
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratafl import InvalidInput, Tree
+from stratafl import InvalidInput, Topology
 from tests.problems import SHAPES, random_weights
 
 UNEVEN = [[2, 1], [3], [1, 2, 2]]
@@ -36,7 +36,7 @@ shapes = st.one_of(st.integers(1, 5), groups, st.lists(groups, min_size=1, max_s
     ],
 )
 def test_notations(shape, sizes: tuple[int, ...]) -> None:
-    tree = Tree.of(shape)
+    tree = Topology.of(shape)
     assert tree.sizes == sizes
     assert tree.depth == len(sizes) - 1
     assert tree.leaves == sizes[-1]
@@ -44,19 +44,19 @@ def test_notations(shape, sizes: tuple[int, ...]) -> None:
 
 
 def test_a_tree_is_its_own_notation() -> None:
-    tree = Tree.of("2x2")
-    assert Tree.of(tree) is tree
+    tree = Topology.of("2x2")
+    assert Topology.of(tree) is tree
 
 
 def test_the_notations_of_one_shape_agree() -> None:
-    trees = [Tree.of(shape) for shape in ("2x3", [3, 3], {"0": 3, "1": ["0", "1", "2"]})]
+    trees = [Topology.of(shape) for shape in ("2x3", [3, 3], {"0": 3, "1": ["0", "1", "2"]})]
     for tree in trees:
         assert tree.names == trees[0].names
         assert [p.tolist() for p in tree.parents] == [[], [0, 0], [0, 0, 0, 1, 1, 1]]
 
 
 def test_names_are_paths() -> None:
-    tree = Tree.of({"paris": 2, "rome": ["a", "b"]})
+    tree = Topology.of({"paris": 2, "rome": ["a", "b"]})
     assert tree.names == (
         ("root",),
         ("paris", "rome"),
@@ -66,18 +66,18 @@ def test_names_are_paths() -> None:
 
 @EVERY_SHAPE
 def test_find_is_the_inverse_of_names(shape) -> None:
-    tree = Tree.of(shape)
+    tree = Topology.of(shape)
     for level, names in enumerate(tree.names):
         assert [tree.find(name) for name in names] == [(level, i) for i in range(len(names))]
 
 
 def test_find_refuses_a_stranger() -> None:
     with pytest.raises(InvalidInput, match=r"node = 'paris'.*no node"):
-        Tree.of("2x2").find("paris")
+        Topology.of("2x2").find("paris")
 
 
 def test_children_and_ancestors_of_an_uneven_tree() -> None:
-    tree = Tree.of(UNEVEN)
+    tree = Topology.of(UNEVEN)
     assert tree.children(0).tolist() == [3]
     assert tree.children(1).tolist() == [2, 1, 3]
     assert tree.children(2).tolist() == [2, 1, 3, 1, 2, 2]
@@ -87,14 +87,14 @@ def test_children_and_ancestors_of_an_uneven_tree() -> None:
     assert tree.ancestors(3).tolist() == list(range(11))
 
 
-def sibling_sums(tree: Tree, level: int) -> np.ndarray:
+def sibling_sums(tree: Topology, level: int) -> np.ndarray:
     return np.bincount(tree.parents[level], weights=tree.weights[level])
 
 
 @EVERY_SHAPE
 @pytest.mark.parametrize("kind", ["uniform", "samples", "per leaf", "per level"])
 def test_weights_sum_to_one_over_siblings(shape, kind: str) -> None:
-    tree = Tree.of(shape)
+    tree = Topology.of(shape)
     counts = np.arange(1, tree.leaves + 1)
     given = {"per leaf": counts / 7, "per level": random_weights(shape)}.get(kind, kind)
     weighted = tree.weighted(given, counts)
@@ -104,29 +104,29 @@ def test_weights_sum_to_one_over_siblings(shape, kind: str) -> None:
 
 
 def test_weights_by_samples_add_up_towards_the_root() -> None:
-    tree = Tree.of([2, 3]).weighted("samples", [1, 3, 2, 2, 4])
+    tree = Topology.of([2, 3]).weighted("samples", [1, 3, 2, 2, 4])
     np.testing.assert_allclose(tree.weights[2], [1 / 4, 3 / 4, 2 / 8, 2 / 8, 4 / 8])
     np.testing.assert_allclose(tree.weights[1], [4 / 12, 8 / 12])
-    per_leaf = Tree.of([2, 3]).weighted([1, 3, 2, 2, 4])
+    per_leaf = Topology.of([2, 3]).weighted([1, 3, 2, 2, 4])
     np.testing.assert_array_equal(per_leaf.weights[1], tree.weights[1])
 
 
 def test_weights_per_level_and_back_to_uniform() -> None:
-    tree = Tree.of([2, 1]).weighted([[1, 3], [1, 4, 9]])
+    tree = Topology.of([2, 1]).weighted([[1, 3], [1, 4, 9]])
     np.testing.assert_allclose(tree.weights[1], [1 / 4, 3 / 4])
     np.testing.assert_allclose(tree.weights[2], [1 / 5, 4 / 5, 1])
     np.testing.assert_allclose(tree.weighted("uniform").weights[1], [1 / 2, 1 / 2])
 
 
 def test_weighted_leaves_the_tree_and_its_cache_alone() -> None:
-    tree = Tree.of([2, 2])
+    tree = Topology.of([2, 2])
     rows = torch.tensor([[1.0], [3.0], [0.0], [8.0]])
     assert tree.mean(2, rows).flatten().tolist() == [2, 4]
     assert tree.weighted([1, 3, 1, 3]).mean(2, rows).flatten().tolist() == [2.5, 6]
     assert tree.mean(2, rows).flatten().tolist() == [2, 4]
 
 
-def mean_by_hand(tree: Tree, level: int, rows: np.ndarray, present: np.ndarray) -> np.ndarray:
+def mean_by_hand(tree: Topology, level: int, rows: np.ndarray, present: np.ndarray) -> np.ndarray:
     out = np.zeros((tree.sizes[level - 1], rows.shape[1]))
     for parent in range(tree.sizes[level - 1]):
         mine = [i for i in range(tree.sizes[level]) if tree.parents[level][i] == parent and present[i]]
@@ -140,7 +140,7 @@ def mean_by_hand(tree: Tree, level: int, rows: np.ndarray, present: np.ndarray) 
 @given(shape=shapes, seed=st.integers(0, 99), masked=st.booleans())
 def test_mean_is_the_plain_loop(shape, seed: int, masked: bool) -> None:
     rng = np.random.default_rng(seed)
-    tree = Tree.of(shape).weighted(random_weights(shape, seed))
+    tree = Topology.of(shape).weighted(random_weights(shape, seed))
     for level in range(1, tree.depth + 1):
         rows = rng.normal(size=(tree.sizes[level], 3))
         present = rng.random(tree.sizes[level]) < 0.6 if masked else np.ones(len(rows), dtype=bool)
@@ -152,7 +152,7 @@ def test_mean_is_the_plain_loop(shape, seed: int, masked: bool) -> None:
 
 
 def test_a_parent_with_nobody_present_gets_zero() -> None:
-    tree = Tree.of([2, 2])
+    tree = Topology.of([2, 2])
     rows = torch.full((4, 2), torch.nan)
     rows[2] = 5
     there = torch.tensor([False, False, True, False])
@@ -161,7 +161,7 @@ def test_a_parent_with_nobody_present_gets_zero() -> None:
 
 
 def test_share_is_the_weight_that_came() -> None:
-    tree = Tree.of([2, 3]).weighted([1, 3, 2, 2, 4])
+    tree = Topology.of([2, 3]).weighted([1, 3, 2, 2, 4])
     there = torch.tensor([True, False, True, False, True])
     np.testing.assert_allclose(tree.present_weight(2, there), [1 / 4, 6 / 8])
     np.testing.assert_allclose(tree.present_weight(2, torch.ones(5, dtype=torch.bool)), [1, 1])
@@ -170,7 +170,7 @@ def test_share_is_the_weight_that_came() -> None:
 @settings(max_examples=20, deadline=None)
 @given(shape=shapes, seed=st.integers(0, 99))
 def test_the_mean_undoes_the_spread(shape, seed: int) -> None:
-    tree = Tree.of(shape).weighted(random_weights(shape, seed))
+    tree = Topology.of(shape).weighted(random_weights(shape, seed))
     for level in range(1, tree.depth + 1):
         rows = torch.tensor(np.random.default_rng(seed).normal(size=(tree.sizes[level - 1], 2)))
         spread = tree.to_children(level, rows)
@@ -180,7 +180,7 @@ def test_the_mean_undoes_the_spread(shape, seed: int) -> None:
 
 @EVERY_SHAPE
 def test_ancestors_are_parents_of_parents(shape) -> None:
-    tree = Tree.of(shape)
+    tree = Topology.of(shape)
     for level in range(tree.depth + 1):
         rows = torch.arange(tree.sizes[level])[:, None]
         for lower in range(level + 1, tree.depth + 1):
@@ -189,8 +189,8 @@ def test_ancestors_are_parents_of_parents(shape) -> None:
 
 
 def test_mean_keeps_the_type_of_the_rows() -> None:
-    assert Tree.of("2x2").mean(2, torch.ones(4, 1)).dtype == torch.float32
-    assert Tree.of("2x2").mean(2, torch.ones(4, 1).double()).dtype == torch.float64
+    assert Topology.of("2x2").mean(2, torch.ones(4, 1)).dtype == torch.float32
+    assert Topology.of("2x2").mean(2, torch.ones(4, 1).double()).dtype == torch.float64
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_mean_keeps_the_type_of_the_rows() -> None:
     ],
 )
 def test_a_tree_in_words(shape, text: str) -> None:
-    assert str(Tree.of(shape)) == text
+    assert str(Topology.of(shape)) == text
 
 
 @pytest.mark.parametrize(
@@ -241,10 +241,10 @@ def test_a_tree_in_words(shape, text: str) -> None:
 )
 def test_bad_shapes(shape) -> None:
     with pytest.raises(InvalidInput) as caught:
-        Tree.of(shape)
-    assert caught.value.field == "tree"
+        Topology.of(shape)
+    assert caught.value.field == "tree.shape"
     assert "\n" not in str(caught.value)
-    assert str(caught.value).startswith("tree = ")
+    assert str(caught.value).startswith("tree.shape = ")
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_bad_shapes(shape) -> None:
 )
 def test_bad_weights(weights, samples) -> None:
     with pytest.raises(InvalidInput) as caught:
-        Tree.of("2x2").weighted(weights, samples)
-    assert caught.value.field == "weights"
+        Topology.of("2x2").weighted(weights, samples)
+    assert caught.value.field == "tree.weights"
     assert "\n" not in str(caught.value)
-    assert str(caught.value).startswith("weights = ")
+    assert str(caught.value).startswith("tree.weights = ")

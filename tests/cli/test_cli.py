@@ -126,7 +126,7 @@ def test_run_shows_plain_lines_off_a_terminal(config, monkeypatch, capsys) -> No
 
 
 def test_quiet_and_json(config, monkeypatch, capsys) -> None:
-    assert command(monkeypatch, "run", config, "--quiet", "--json", "--set", "run.rounds=2") == 0
+    assert command(monkeypatch, "run", config, "--quiet", "--json", "--set", "rounds=2") == 0
     shown = capsys.readouterr()
     assert shown.err == ""
     summary = json.loads(shown.out)
@@ -155,11 +155,67 @@ def test_a_run_has_a_folder_of_its_own(config, monkeypatch, capsys, tmp_path) ->
 
 def test_a_wrong_config_is_one_line_and_leaves_nothing(config, monkeypatch, capsys, tmp_path) -> None:
     folder = tmp_path / "runs"
-    assert command(monkeypatch, "run", config, "--runs", folder, "--set", "leaf.lr=-1") == 2
+    assert command(monkeypatch, "run", config, "--runs", folder, "--set", "client.lr=-1") == 2
     shown = capsys.readouterr()
-    assert shown.err.splitlines() == ["error: leaf.lr = -1: must be a finite number above 0"]
+    assert shown.err.splitlines() == ["error: client.lr = -1: must be a finite number above 0"]
     assert shown.out == ""
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "method"),
+    [
+        (["method=scaffold"], {"name": "scaffold", "params": {}}),
+        (["method.mu=0.1"], {"name": "fedprox", "params": {"mu": 0.1}}),
+        (["method=fedprox", "method.mu=0.3"], {"name": "fedprox", "params": {"mu": 0.3}}),
+        (["method={name='feddyn', alpha=0.2}"], {"name": "feddyn", "params": {"alpha": 0.2}}),
+    ],
+)
+def test_a_method_is_set_as_a_whole_or_by_parameter(changes, method, config, monkeypatch, tmp_path) -> None:
+    config.write_text(CONFIG.replace("[model]", '[method]\nname = "fedprox"\nmu = 0.5\n\n[model]'))
+    options = [word for change in [*changes, "seed=3", "rounds=1"] for word in ("--set", change)]
+    assert command(monkeypatch, "run", config, "--quiet", *options) == 0
+    (path,) = (tmp_path / "runs").iterdir()
+    stored = read_run(path).config
+    assert stored["method"] == {**method, "rules": None}
+    assert (stored["seed"], stored["rounds"]) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("run.rounds=2", "run"),
+        ("leaf.lr=0.2", "leaf.lr = 0.2: is client.lr now"),
+        ("client.batch=5", "client key = 'batch': unknown"),
+    ],
+)
+def test_an_old_key_is_one_line(change, told, config, monkeypatch, capsys) -> None:
+    assert command(monkeypatch, "run", config, "--set", change) == 2
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1 and told in shown
+
+
+NAMED_LIKE_OPTIONS = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, input_shape, classes, base, lora, local_parameters):
+        super().__init__()
+        assert (base, lora, local_parameters) == (16, "none", 2)
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, base), nn.Linear(base, classes))
+
+    def forward(self, x):
+        return self.layers(x)
+"""
+
+
+def test_a_models_parameter_may_have_the_name_of_an_option(config, monkeypatch, tmp_path) -> None:
+    (tmp_path / "net.py").write_text(NAMED_LIKE_OPTIONS)
+    params = "params = { base = 16, lora = 'none', local_parameters = 2 }"
+    config.write_text(CONFIG.replace('name = "logistic"', f'name = "net.py:Net"\n{params}'))
+    assert command(monkeypatch, "run", config, "--quiet") == 0
+    (path,) = (tmp_path / "runs").iterdir()
+    assert load_file(path / "model.safetensors")["layers.1.weight"].shape == (16, 64)
 
 
 @pytest.mark.parametrize(
@@ -167,9 +223,9 @@ def test_a_wrong_config_is_one_line_and_leaves_nothing(config, monkeypatch, caps
     [
         "model.name=builtins:exit",
         "model.name=time:sleep",
-        f"run.seed={'9' * 5_000}",
-        "run.device=meta",
-        f"run.plugins=['{'deep/' * 2_000}mine.py']",
+        f"seed={'9' * 5_000}",
+        "execution.device=meta",
+        f"plugins=['{'deep/' * 2_000}mine.py']",
         "run.\x1b[31m=1",
     ],
 )
@@ -184,7 +240,7 @@ def test_whatever_is_wrong_is_one_printable_line_and_exit_code_2(change, config,
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("change", ["model.name=exits.py:make", "run.plugins=['exits.py']"])
+@pytest.mark.parametrize("change", ["model.name=exits.py:make", "plugins=['exits.py']"])
 def test_a_file_that_ends_the_process_is_named_with_its_line(change, config, monkeypatch, capsys, tmp_path) -> None:
     (tmp_path / "exits.py").write_text("raise SystemExit(0)")
     assert command(monkeypatch, "run", config, "--set", change) == 4
@@ -238,7 +294,7 @@ def test_demo_compares_four_methods_and_draws_them(monkeypatch, capsys, tmp_path
     from stratafl.cli import demo
 
     settings = demo.settings
-    monkeypatch.setattr(demo, "settings", lambda *given: {**settings(*given), "run": {"rounds": 2, "seed": 0}})
+    monkeypatch.setattr(demo, "settings", lambda *given: {**settings(*given), "rounds": 2, "seed": 0})
     picture = tmp_path / "demo.png"
     assert command(monkeypatch, "demo", "--quiet", "--out", picture) == 0
     table = capsys.readouterr().out
@@ -303,7 +359,7 @@ class Broken(torch.nn.Module):
 
 def test_a_run_in_which_everything_is_refused_fails_in_one_line(config, monkeypatch, capsys, caplog, tmp_path) -> None:
     (tmp_path / "broken.py").write_text(BROKEN)
-    changes = ["--set", "model.name=broken.py:Broken", "--set", "run.rounds=50", "--set", "run.checkpoint_every=2"]
+    changes = ["--set", "model.name=broken.py:Broken", "--set", "rounds=50", "--set", "storage.checkpoint_every=2"]
     assert command(monkeypatch, "run", config, "--quiet", *changes) == 2
     (last,) = capsys.readouterr().err.splitlines()
     assert caplog.messages[0].startswith("round 1: every update was refused")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from stratafl.config.schema import Config
+from stratafl.experiment.experiment import Experiment
 from stratafl.runs.launch import Launch
 from tests.commands import command
 
-SMALL = '[tree]\nshape = "2x2"\n[model]\nname = "logistic"\n[schedule]\nperiods = [1, 1]\n[run]\nrounds = 1\n'
+SMALL = 'rounds = 1\n\n[tree]\nshape = "2x2"\n\n[model]\nname = "logistic"\n\n[schedule]\nperiods = [1, 1]\n'
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
@@ -36,13 +36,13 @@ def test_what_an_encoding_lacks_is_spelt_out(tmp_path: Path, monkeypatch: pytest
 
 def test_a_command_to_go_on_with_can_be_pasted(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(SMALL)
-    launch = Launch.new(Config.load(tmp_path / "run.toml"), "run", tmp_path / "my runs")
+    launch = Launch.new(Experiment.from_toml(tmp_path / "run.toml"), "run", tmp_path / "my runs")
     assert shlex.split(launch.resume_command)[-3:] == ["run", "--resume", str(launch.run().path)]
 
 
 def test_a_mark_at_the_beginning_of_a_config_is_none_of_it(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(SMALL, encoding="utf-8-sig")
-    assert Config.load(tmp_path / "run.toml").tree.shape == "2x2"
+    assert Experiment.from_toml(tmp_path / "run.toml").tree.shape == "2x2"
 
 
 def test_too_many_processes_are_refused_before_they_are_started(

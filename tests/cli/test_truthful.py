@@ -20,24 +20,32 @@ import pytest
 import torch
 from torch import nn
 
-from stratafl import simulate
 from stratafl.cli.main import main
+from tests.flat import simulate
 
 CONFIG = """
+rounds = 6
+
 [tree]
 shape = "2x2"
+
 [data]
-name = "synthetic"
-synthetic = {samples = 20, features = 5, classes = 3}
+source = "synthetic"
+arguments = {samples = 20, features = 5, classes = 3}
+
 [model]
 name = "net.py:Net"
+
 [method]
 name = "mtgc"
+
 [schedule]
 periods = [2, 2]
-[run]
-rounds = 6
+
+[execution]
 engine = "loop"
+
+[storage]
 checkpoint_every = 1
 keep_state = true
 """
@@ -138,7 +146,7 @@ def check_one_line(said: Said) -> None:
 def dead_and_alive(stratafl) -> int:
     """Two runs, and the round in which the first of them died."""
     for name, lr in (("dead", 0.3), ("alive", 0.001)):
-        changes = ("model.name=net.py:Fragile", f"leaf.lr={lr}")
+        changes = ("model.name=net.py:Fragile", f"client.lr={lr}")
         said = stratafl("run", "study.toml", "-q", "--name", name, *(f"--set={change}" for change in changes))
         assert said.code == 0, said.err
     died = next(each["round"] for each in rounds("dead") if not math.isfinite(each["metrics"]["loss"]))
@@ -181,7 +189,7 @@ def test_the_report_shows_no_number_for_a_run_that_diverged(stratafl, dead_and_a
 
 def test_a_sweep_shows_no_number_for_a_run_that_diverged(stratafl) -> None:
     Path("grid.toml").write_text(
-        'config = "study.toml"\n[base]\nmodel.name = "net.py:Fragile"\n[grid]\n"leaf.lr" = [0.3, 0.001]\n'
+        'config = "study.toml"\n[base]\nmodel.name = "net.py:Fragile"\n[grid]\n"client.lr" = [0.3, 0.001]\n'
     )
     said = stratafl("sweep", "grid.toml", "--workers", 1, "-q", "--json")
     assert said.code == 0, said.err
@@ -250,7 +258,9 @@ def test_a_client_with_huge_data_is_refused_and_nobody_else(method: str, culprit
 @pytest.fixture
 def interrupted(stratafl) -> Path:
     Path("stop").touch()
-    said = stratafl("run", "study.toml", "-q", "--set", "leaf.batch=4", "--set", "schedule.participation=[1.0, 1.0]")
+    said = stratafl(
+        "run", "study.toml", "-q", "--set", "client.batch_size=4", "--set", "schedule.participation=[1.0, 1.0]"
+    )
     assert said.code != 0 and list((only_run() / "checkpoints").iterdir()), said
     Path("stop").unlink()
     return only_run()
@@ -259,8 +269,8 @@ def interrupted(stratafl) -> Path:
 @pytest.mark.parametrize(
     ("section", "key", "value", "named"),
     [
-        ("leaf", "lr", 0.25, "leaf.lr was 0.1 and is 0.25"),
-        ("leaf", "batch", 5, "leaf.batch was 4 and is 5"),
+        ("client", "lr", 0.25, "client.lr was 0.1 and is 0.25"),
+        ("client", "batch_size", 5, "client.batch_size was 4 and is 5"),
         ("schedule", "periods", [3, 2], "schedule.periods was [2, 2] and is [3, 2]"),
         ("schedule", "participation", [1.0, 0.5], "schedule.participation was [1.0, 1.0] and is [1.0, 0.5]"),
         (None, None, None, "net.py was changed"),
@@ -286,7 +296,7 @@ def test_a_run_whose_inputs_changed_goes_on_only_by_force(
 def test_a_checkpoint_is_as_large_late_as_early(stratafl) -> None:
     sizes = []
     for rounds in (10, 40):
-        stratafl("run", "study.toml", "-q", "--name", f"r{rounds}", "--set", f"run.rounds={rounds}")
+        stratafl("run", "study.toml", "-q", "--name", f"r{rounds}", "--set", f"rounds={rounds}")
         (checkpoint,) = (only_run(f"r{rounds}") / "checkpoints").iterdir()
         sizes.append(sum(path.stat().st_size for path in checkpoint.iterdir()))
     assert abs(sizes[1] - sizes[0]) < 300
@@ -295,12 +305,12 @@ def test_a_checkpoint_is_as_large_late_as_early(stratafl) -> None:
 # -- wrong input -----------------------------------------------------------------------------------
 
 WRONG = {
-    "alpha as text": 'data.synthetic.alpha="much"',
-    "alpha as a list": "data.synthetic.alpha=[1.0, [2.0]]",
-    "alpha as a table": "data.synthetic.alpha={a=1}",
-    "an integer of many digits": f"run.seed={'9' * 4_400}",
+    "alpha as text": 'data.arguments.alpha="much"',
+    "alpha as a list": "data.arguments.alpha=[1.0, [2.0]]",
+    "alpha as a table": "data.arguments.alpha={a=1}",
+    "an integer of many digits": f"seed={'9' * 4_400}",
     "a tree of many levels": f'tree.shape="{"x".join(["1"] * 2_000)}"',
-    "a device without numbers": 'run.device="meta"',
+    "a device without numbers": 'execution.device="meta"',
     "a model that ends Python": 'model.name="builtins:exit"',
 }
 
@@ -316,7 +326,7 @@ def test_a_wrong_value_is_one_line(stratafl, change: str) -> None:
     ids=["a partition named by a list", "a rotation by more than a number holds"],
 )
 def test_a_wrong_value_about_pictures_is_one_line(stratafl, change: str) -> None:
-    Path("study.toml").write_text(CONFIG.replace('"synthetic"', '"digits"').replace("synthetic = {", "# {"))
+    Path("study.toml").write_text(CONFIG.replace('"synthetic"', '"digits"').replace("arguments = {", "# {"))
     check_one_line(stratafl("run", "study.toml", "-q", "--set", change))
 
 

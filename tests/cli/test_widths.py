@@ -16,9 +16,9 @@ from stratafl.cli import runs as runs_module
 from stratafl.cli import sweep as sweep_module
 from stratafl.cli.costs import price as price_module
 from stratafl.cli.main import app, main
-from stratafl.config.schema import Config
 from stratafl.cost.pricing import GroupCosts, Milestone
 from stratafl.deploy.host import this_machine, view
+from stratafl.experiment.experiment import Experiment
 from stratafl.metrics.objective import Goal
 from stratafl.rules import registry
 from stratafl.runs.sweep.table import Row as Group
@@ -56,7 +56,7 @@ def test_data_list(width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_data_show(width: int, tmp_path: Path) -> None:
-    (tmp_path / "c.toml").write_text('[tree]\nshape = "4x5"\n[run]\nrounds = 1\n')
+    (tmp_path / "c.toml").write_text('rounds = 1\n\n[tree]\nshape = "4x5"\n')
     shown = invoke("data", "show", tmp_path / "c.toml", "--out", tmp_path / "s.png")
     table = shown.partition("picture: ")[0]
     check(table, width, "360 - 360", "72 - 72", "total-variation")
@@ -79,7 +79,7 @@ def test_runs(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["study-20261117-024449-4213c", "sweep/digits-5x4-local_correction-4-10-s0-3d311369-20261117-020505-984ba"]
     methods = [{"name": "mtgc"}, {"rules": ["mtgc", {"name": "local_correction"}]}]
     made = [
-        replace(stored(Config.of({"method": method, "run": {"rounds": 12_345}}), [0.91234]), path=Path("runs", name))
+        replace(stored(Experiment.from_table({"method": method, "rounds": 12345}), [0.91234]), path=Path("runs", name))
         for name, method in zip(names, methods, strict=True)
     ]
     monkeypatch.setattr(runs_module, "scan", lambda folder: made)
@@ -87,7 +87,7 @@ def test_runs(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_sweep(width: int, capsys: pytest.CaptureFixture[str]) -> None:
-    group = "method.name=local_correction,schedule.periods=[30,20],leaf.lr=0.025"
+    group = "method.name=local_correction,schedule.periods=[30,20],client.lr=0.025"
     row = Group(group, 12, 10, 1, "accuracy", 0.91234, 0.00123, 9, 123.45, 1.5)
     sweep_module._print("a sweep", [row], Goal("accuracy", 0.8), [], {})
     check(capsys.readouterr().out, width, group, "10/12", "0.9123 ± 0.0012, 1 diverged", ">123.5", "a sweep")
@@ -106,7 +106,7 @@ def test_deploy_status(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_demo(width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     settings = demo.settings
-    small = {"run": {"rounds": 1, "seed": 0}, "schedule": {"periods": [1, 1]}}
+    small = {"rounds": 1, "seed": 0, "schedule": {"periods": [1, 1]}}
     monkeypatch.setattr(demo, "settings", lambda *given: {**settings(*given), **small})
     monkeypatch.setattr(sys, "argv", ["stratafl", "demo", "-q", "--out", str(tmp_path / "d.png")])
     with pytest.raises(SystemExit):

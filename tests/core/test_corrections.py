@@ -9,21 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratafl import Tree, leaf, mtgc, place
+from stratafl import Topology, mtgc, place
 from stratafl.core.optimizer import step_decay
 from stratafl.deploy.protocol.node import NodeState
 from stratafl.deploy.protocol.wire import decode, encode
 from tests.deploy.trees import Deployed, assert_agrees, simulation
+from tests.flat import client_options
 from tests.problems import LeastSquares, root
 from tests.rules.test_invariants import weights_of
 from tests.slow import slow
 
 CHAINS: dict[str, dict[str, Any]] = {
-    "nesterov": {"optimiser": {"name": "sgd", "momentum": 0.8, "nesterov": True}},
-    "kept momentum": {"momentum": 0.8, "optimiser_state": "keep"},
-    "adam": {"optimiser": "adam"},
-    "kept adam": {"optimiser": "adam", "optimiser_state": "keep"},
-    "adamw": {"optimiser": "adamw", "weight_decay": 0.0, "clip_norm": 1.0},
+    "nesterov": {"optimizer": {"name": "sgd", "momentum": 0.8, "nesterov": True}},
+    "kept momentum": {"momentum": 0.8, "optimizer_state": "keep"},
+    "adam": {"optimizer": "adam"},
+    "kept adam": {"optimizer": "adam", "optimizer_state": "keep"},
+    "adamw": {"optimizer": "adamw", "weight_decay": 0.0, "clip_norm": 1.0},
 }
 
 
@@ -66,11 +67,11 @@ def two_levels_of_adam(problem: LeastSquares, restart: str, keep: bool, E: int, 
 
 
 @pytest.mark.parametrize("restart", ["zero", "keep"])
-@pytest.mark.parametrize("state", ["restart", "keep"])
+@pytest.mark.parametrize("state", ["reset", "keep"])
 def test_mtgc_with_adam_line_by_line(restart: str, state: str) -> None:
     problem = LeastSquares([2, 3, 1], weights_of([2, 3, 1], 0))
     x, y, z = two_levels_of_adam(problem, restart, state == "keep", 3, 2, 0.05)
-    chain = leaf(0.05, optimiser="adam", optimiser_state=state)
+    chain = client_options(0.05, optimizer="adam", optimizer_state=state)
     result = problem.run([mtgc(restart)] * 2, periods=[3, 2], rounds=3, lr=chain)
     np.testing.assert_allclose(root(result), x, rtol=0, atol=1e-10)
     np.testing.assert_allclose(result.corrections[0], y, rtol=0, atol=1e-10)
@@ -90,14 +91,16 @@ def test_corrections_sum_to_zero_per_parent(shape, method, chain, seed, particip
     """Over all children of a parent, present or absent, with every optimizer."""
     problem = LeastSquares(shape, weights_of(shape, seed), seed)
     rules = [method] * problem.tree.depth
-    sim = problem.simulation(rules, rounds=2, participation=participation, seed=seed, lr=leaf(0.05, **CHAINS[chain]))
+    sim = problem.simulation(
+        rules, rounds=2, participation=participation, seed=seed, lr=client_options(0.05, **CHAINS[chain])
+    )
     moved = 0.0
     for _ in sim:
         for level in range(1, problem.tree.depth + 1):
             correction = sim.federation.levels[level].correction
             moved = max(moved, float(correction.abs().max()))
             np.testing.assert_allclose(problem.tree.mean(level, correction), 0, atol=1e-11)
-    if participation is None and problem.tree.leaves > 1 and Tree.of(shape).sizes[1] > 1:
+    if participation is None and problem.tree.leaves > 1 and Topology.of(shape).sizes[1] > 1:
         assert moved > 0
 
 
@@ -106,7 +109,7 @@ def test_mtgc_with_kept_adam_finds_the_minimiser(restart: str) -> None:
     problem = LeastSquares([[2, 1], [3]], None, spread=3.0)
 
     def miss(rules: Any, rounds: int = 60) -> float:
-        chain = leaf(0.1, optimiser={"name": "adam", "betas": [0.9, 0.99]}, optimiser_state="keep")
+        chain = client_options(0.1, optimizer={"name": "adam", "betas": [0.9, 0.99]}, optimizer_state="keep")
         sim = problem.simulation(rules, periods=[2, 2, 2], rounds=rounds, lr=chain)
         return float(np.linalg.norm(root(sim.run()) - problem.minimiser()))
 
@@ -117,7 +120,7 @@ def test_mtgc_with_kept_adam_finds_the_minimiser(restart: str) -> None:
 def test_reset_adam_gets_as_close_as_its_learning_rate_is_small() -> None:
     """Adam's first step is as long as the learning rate, however small the gradient."""
     problem = LeastSquares([[2, 1], [3]], None, spread=3.0)
-    chain = leaf(step_decay(0.1, every=15, factor=0.3), optimiser="adam")
+    chain = client_options(step_decay(0.1, every=15, factor=0.3), optimizer="adam")
     sim = problem.simulation({"name": "mtgc", "restart": "keep"}, periods=[2, 2, 2], rounds=75, lr=chain)
     assert np.linalg.norm(root(sim.run()) - problem.minimiser()) < 0.02
 
@@ -126,7 +129,7 @@ def test_reset_adam_gets_as_close_as_its_learning_rate_is_small() -> None:
 @pytest.mark.parametrize("chain", ["adam", "kept adam", "kept momentum"])
 def test_a_deployed_tree_has_the_same_result(rules: Any, chain: str) -> None:
     depth = 2 if chain == "kept momentum" else 3
-    settings = {"leaf": leaf(0.05, **CHAINS[chain]), "participation": 0.6}
+    settings = {"leaf": client_options(0.05, **CHAINS[chain]), "participation": 0.6}
     sim = simulation(place(rules, depth), depth, **settings)
     deployed = Deployed(sim, by_samples=True).run()
     sim.run()
@@ -136,7 +139,7 @@ def test_a_deployed_tree_has_the_same_result(rules: Any, chain: str) -> None:
 @pytest.mark.parametrize("chain", ["kept adam", "kept momentum"])
 def test_deployed_nodes_resume_from_their_files(chain: str) -> None:
     """Moments and step count are stored at the client only."""
-    sim = simulation("mtgc", 2, leaf=leaf(0.05, **CHAINS[chain]))
+    sim = simulation("mtgc", 2, leaf=client_options(0.05, **CHAINS[chain]))
     uninterrupted, restarted = Deployed(sim).run(), Deployed(sim)
     restarted.root.greet()
     while restarted.root.round < restarted.job.rounds:

@@ -10,13 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stratafl import InvalidInput, leaf, mtgc, scaffold, simulate
-from stratafl.config.schema import Config
-from stratafl.config.setup import experiment, schedule_of
+from stratafl import InvalidInput, mtgc, scaffold
+from stratafl.base.topology import Topology
 from stratafl.data.batches import batch_indices
 from stratafl.engine.factory import make_engine
+from stratafl.experiment.algorithm import sync_schedule
+from stratafl.experiment.experiment import Experiment
+from stratafl.simulation.build import build
 from tests.deploy.trees import Deployed, assert_agrees, simulation
 from tests.engine import pairs
+from tests.flat import client_options, simulate
 from tests.problems import LeastSquares, root
 from tests.slow import slow
 
@@ -73,7 +76,7 @@ def test_line_by_line(method: str) -> None:
     problem = LeastSquares([2, 3, 1], "samples")
     assert len({-(-size // BATCH) for size in problem.sizes}) > 1
     x, y, z = transcribed(problem, method, 2, 3, 0.03)
-    options = {"periods": [2], "rounds": 3, "lr": leaf(0.03, epochs=3), "batch": BATCH, "seed": SEED}
+    options = {"periods": [2], "rounds": 3, "lr": client_options(0.03, epochs=3), "batch": BATCH, "seed": SEED}
     for engine in ("loop", "stacked"):
         result = problem.run(RULES[method], engine=engine, **options)
         np.testing.assert_allclose(root(result), x, rtol=0, atol=1e-11)
@@ -96,7 +99,8 @@ def test_every_sample_is_seen_once_in_every_pass() -> None:
     for engine in ("loop", "stacked"):
         sim = simulate(
             nn.Linear(14, 1, bias=False, dtype=torch.float64), data, parts, 3, "hfedavg", periods=[], rounds=2,
-            leaf=leaf(1.0, epochs=4), batch=2, loss=total, initial={"weight": np.zeros((1, 14))}, engine=engine,
+            leaf=client_options(1.0, epochs=4), batch=2, loss=total, initial={"weight": np.zeros((1, 14))},
+            engine=engine,
         )  # fmt: skip
         next(sim)
         seen = -sim.result().models[1]
@@ -113,27 +117,34 @@ def test_a_record_has_the_clients_mean_number_of_steps(participation: float) -> 
     participation."""
     parts, data = [range(0, 3), range(3, 10), range(10, 14)], (torch.eye(14), torch.zeros(14, 1))
     how = {"loss": "mse", "batch": 2, "rounds": 2, "participation": participation}
-    sim = simulate(lambda: nn.Linear(14, 1), data, parts, 3, "hfedavg", periods=[], leaf=leaf(0.1, epochs=4), **how)
+    sim = simulate(
+        lambda: nn.Linear(14, 1), data, parts, 3, "hfedavg", periods=[], leaf=client_options(0.1, epochs=4), **how
+    )
     assert [record.steps for record in sim] == [round(4 * 8 / 3), round(8 * 8 / 3)]
-    sim = simulate(lambda: nn.Linear(14, 1), data, parts, 3, "hfedavg", periods=[4], leaf=leaf(0.1), **how)
+    sim = simulate(lambda: nn.Linear(14, 1), data, parts, 3, "hfedavg", periods=[4], leaf=client_options(0.1), **how)
     assert [record.steps for record in sim] == [4, 8]
 
 
 def test_with_full_batches_a_pass_is_a_step() -> None:
     problem = LeastSquares([2, 1])
-    passes = problem.run("mtgc", periods=[3], rounds=2, lr=leaf(0.05, epochs=2))
-    steps = problem.run("mtgc", periods=[3, 2], rounds=2, lr=leaf(0.05))
+    passes = problem.run("mtgc", periods=[3], rounds=2, lr=client_options(0.05, epochs=2))
+    steps = problem.run("mtgc", periods=[3, 2], rounds=2, lr=client_options(0.05))
     np.testing.assert_allclose(root(passes), root(steps), rtol=0, atol=1e-12)
     np.testing.assert_allclose(passes.corrections[0], steps.corrections[0], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("rules", ["mtgc", ["scaffold", "fedprox"], {"name": "mtgc", "restart": "gradient"}], ids=str)
 @pytest.mark.parametrize(
-    "chain", [slow({}), {"optimiser": "adam", "optimiser_state": "keep", "clip_norm": 0.2}], ids=str
+    "chain", [slow({}), {"optimizer": "adam", "optimizer_state": "keep", "clip_norm": 0.2}], ids=str
 )
 @pytest.mark.parametrize("participation", [slow(None), [1.0, 0.7]], ids=["all", "some"])
 def test_every_engine_gives_the_loop_s_result(rules: Any, chain: dict[str, Any], participation: Any) -> None:
-    settings = {"rules": rules, "leaf": leaf(0.05, epochs=2, **chain), "periods": [2], "participation": participation}
+    settings = {
+        "rules": rules,
+        "leaf": client_options(0.05, epochs=2, **chain),
+        "periods": [2],
+        "participation": participation,
+    }
     for engine, chunk_size in (("stacked", 2), ("stacked", None), ("vmap", 3)):
         loop, other = pairs.federation(**settings), pairs.federation(**settings)
         other.engine = make_engine(engine, other.engine.training, chunk_size=chunk_size)
@@ -147,7 +158,7 @@ def test_every_engine_gives_the_loop_s_result(rules: Any, chain: dict[str, Any],
 
 
 def test_a_resumed_run_and_a_deployed_tree_have_the_same_result() -> None:
-    settings = {"leaf": leaf(0.05, epochs=2, optimiser="adam"), "participation": 0.6}
+    settings = {"leaf": client_options(0.05, epochs=2, optimizer="adam"), "participation": 0.6}
     sim = simulation("mtgc", 2, periods=[2], **settings)
     deployed = Deployed(sim, by_samples=True).run()
     next(sim)
@@ -160,15 +171,10 @@ def test_a_resumed_run_and_a_deployed_tree_have_the_same_result() -> None:
 
 
 def test_from_a_config() -> None:
-    values = {"leaf": {"epochs": 2, "batch": 40}, "schedule": {"periods": [2]}, "tree": {"shape": "2x2"}}
-    config = Config.of({**values, "run": {"rounds": 1}, "model": {"name": "logistic"}})
-    assert schedule_of(config, 2).periods == (2, 2)
-    assert experiment(config).run().history[-1].steps == 4 * 9  # passes over 360 samples each
-    for schedule, words in [
-        ({"periods": [2, 2]}, "but the lowest, 1 of them"),
-        ({"steps_per_sync": [4, 2]}, "goes with schedule.periods"),
-    ]:
+    values = {"schedule": {"unit": "epochs", "periods": [2, 2]}, "client": {"batch_size": 40}, "tree": {"shape": "2x2"}}
+    config = Experiment.from_table({**values, "rounds": 1, "model": {"name": "logistic"}})
+    assert sync_schedule(config.schedule, Topology.of("2x2")).periods == (2, 2)
+    assert build(config).run().history[-1].steps == 4 * 9  # passes over 360 samples each
+    for periods, words in (([2], "2 of them"), ([2, 0], "at least 1"), ([1, 2, 3], "2 of them")):
         with pytest.raises(InvalidInput, match=words):
-            schedule_of(Config.of({**values, "schedule": schedule}), 2)
-    with pytest.raises(InvalidInput, match=r"leaf\.epochs.*at least 1"):
-        leaf(0.1, epochs=0)
+            Experiment.from_table({**values, "schedule": {"unit": "epochs", "periods": periods}}).check()

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stratafl import InvalidInput, Tree, simulate
+from stratafl import InvalidInput, Topology
 from stratafl.core.flat_module import FlatModule
+from tests.flat import simulate
 
 
 class Tied(nn.Module):
@@ -190,10 +191,10 @@ def test_models_that_cannot_be_a_row(make, fragment: str) -> None:
 @pytest.mark.parametrize(
     ("initial", "field", "fragment"),
     [
-        ({}, "initial", "lacks 'weight'"),
-        ({"weight": torch.zeros(2, 3)}, "initial", "lacks 'bias'"),
-        ({"weight": torch.zeros(3, 2), "bias": torch.zeros(2)}, "initial.weight", r"\(2, 3\)"),
-        ({"weight": torch.zeros(6), "bias": torch.zeros(2)}, "initial.weight", r"\(2, 3\)"),
+        ({}, "model.initial", "lacks 'weight'"),
+        ({"weight": torch.zeros(2, 3)}, "model.initial", "lacks 'bias'"),
+        ({"weight": torch.zeros(3, 2), "bias": torch.zeros(2)}, "model.initial.weight", r"\(2, 3\)"),
+        ({"weight": torch.zeros(6), "bias": torch.zeros(2)}, "model.initial.weight", r"\(2, 3\)"),
     ],
 )
 def test_initial_values_that_do_not_fit(initial: dict, field: str, fragment: str) -> None:
@@ -219,7 +220,7 @@ PARTS = [[0, 1, 2], [3, 4, 5, 6, 7], [8, 9, 10, 11]]
 
 
 def norm_run(module: nn.Module, rules: str = "hfedavg", rounds: int = 1, **settings):
-    tree = Tree.of([2, 1])
+    tree = Topology.of([2, 1])
     return simulate(
         module,
         samples(),
@@ -264,7 +265,7 @@ def test_clients_do_not_see_each_other_through_integer_buffers() -> None:
     module[1].momentum = None
     inputs, labels = samples()
     last = trained_alone(module, inputs[PARTS[2]].double(), labels[PARTS[2]], 1)
-    tree = Tree.of([2, 1])
+    tree = Topology.of([2, 1])
     result = simulate(module, samples(), PARTS, tree, "hfedavg", periods=[1, 1], rounds=1, batch=None).run()
     client_model = result.model_of("1/0")
     torch.testing.assert_close(client_model[1].running_mean, last[1].running_mean)

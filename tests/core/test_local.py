@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stratafl import clip, constant, corrections, cosine, decay, leaf, mtgc, simulate, step_decay
-from stratafl.core.client_update import Leaf, Stage
+from stratafl import clip, corrections, decay, mtgc
+from stratafl.core.client_update import Stage
+from stratafl.core.optimizer import constant, cosine, step_decay
+from tests.flat import client_options, simulate, update_of
 from tests.problems import LeastSquares, half_squares, root
 
 
@@ -23,9 +25,9 @@ def directed(stages: tuple[Stage, ...], g: Tensor, x: Tensor, added: Tensor) -> 
 def test_corrections_come_before_the_clip_and_decay_after_it() -> None:
     g, x = torch.tensor([[3.0, 0.0]]), torch.tensor([[10.0, 20.0]])
     added = torch.tensor([[0.0, 4.0]])
-    chain = leaf(0.1, clip_norm=1.0, weight_decay=0.5)
+    chain = client_options(0.1, clip_norm=1.0, weight_decay=0.5)
     # (3, 4) has length 5: clipped to (0.6, 0.8), then half of the model on top
-    assert directed(chain.stages, g, x, added) == [pytest.approx([5.6, 10.8])]
+    assert directed(update_of(chain).stages, g, x, added) == [pytest.approx([5.6, 10.8])]
 
 
 def test_users_can_change_the_order_of_stages() -> None:
@@ -43,9 +45,9 @@ def test_clip_treats_rows_independently() -> None:
 
 
 def test_the_chain_has_requested_stages_only() -> None:
-    assert leaf(0.1).stages == (corrections,)
-    assert leaf(0.1, clip_norm=2).stages == (corrections, clip(2))
-    assert leaf(0.1, weight_decay=0.1).stages == (corrections, decay(0.1))
+    assert update_of(client_options(0.1)).stages == (corrections,)
+    assert update_of(client_options(0.1, clip_norm=2)).stages == (corrections, clip(2))
+    assert update_of(client_options(0.1, weight_decay=0.1)).stages == (corrections, decay(0.1))
 
 
 # -- momentum -------------------------------------------------------------------------------------
@@ -71,7 +73,7 @@ def test_a_client_alone_is_torch_sgd(momentum: float, weight_decay: float, clip_
                 length = module.weight.grad.norm()
                 module.weight.grad *= min(1.0, clip_norm / float(length))
             sgd.step()
-    chain = leaf(0.05, clip_norm=clip_norm, weight_decay=weight_decay, momentum=momentum)
+    chain = client_options(0.05, clip_norm=clip_norm, weight_decay=weight_decay, momentum=momentum)
     result = problem.run("hfedavg", periods=[6], rounds=2, lr=chain)
     np.testing.assert_allclose(root(result), module.weight.detach()[0], rtol=0, atol=1e-14)
 
@@ -82,7 +84,7 @@ def test_lr_sum_is_the_displacement_by_unit_gradients(momentum: float, steps: in
     def total(outputs: Tensor, targets: Tensor) -> Tensor:
         return outputs.sum()
 
-    chain = leaf(step_decay(0.2, every=1, factor=0.5), momentum=momentum)
+    chain = client_options(step_decay(0.2, every=1, factor=0.5), momentum=momentum)
     module = nn.Linear(1, 1, bias=False, dtype=torch.float64)
     data = torch.ones(1, 1), torch.ones(1, 1)
     sim = simulate(module, data, [[0]], 1, "hfedavg", periods=[steps], rounds=2, leaf=chain, loss=total)
@@ -90,15 +92,15 @@ def test_lr_sum_is_the_displacement_by_unit_gradients(momentum: float, steps: in
     for round in range(2):
         next(sim)
         after = sim.result().models[0].item()
-        assert before - after == pytest.approx(chain.lr_sum(round, steps), rel=1e-12)
+        assert before - after == pytest.approx(update_of(chain).lr_sum(round, steps), rel=1e-12)
         before = after
-    assert chain.lr_sum(0, 0) == 0
-    assert leaf(0.1).lr_sum(0, 5) == pytest.approx(0.5)
+    assert update_of(chain).lr_sum(0, 0) == 0
+    assert update_of(client_options(0.1)).lr_sum(0, 5) == pytest.approx(0.5)
 
 
 def test_mtgc_with_momentum_reaches_the_minimiser() -> None:
     problem = LeastSquares([2, 1], "samples", dim=2)
-    chain = leaf(0.08, momentum=0.9)
+    chain = client_options(0.08, momentum=0.9)
     result = problem.run([mtgc("keep")] * 2, periods=[2, 3], rounds=50, lr=chain)
     np.testing.assert_allclose(root(result), problem.minimiser(), rtol=0, atol=1e-8)
     averaged = problem.run("hfedavg", periods=[2, 3], rounds=30, lr=chain)
@@ -121,14 +123,13 @@ def test_learning_rate_schedules() -> None:
 
 def test_the_learning_rate_of_each_round_is_recorded() -> None:
     problem = LeastSquares(2)
-    sim = problem.simulation("hfedavg", rounds=3, lr=leaf(step_decay(0.1, every=1, factor=0.5)))
+    sim = problem.simulation("hfedavg", rounds=3, lr=client_options(step_decay(0.1, every=1, factor=0.5)))
     assert [record.lr for record in sim] == pytest.approx([0.1, 0.05, 0.025])
 
 
 def test_leaf_takes_a_function_of_the_round() -> None:
-    chain = leaf(lambda round: 0.1 / (1 + round))
-    assert isinstance(chain, Leaf)
-    assert chain.lr_sum(4, 3) == pytest.approx(0.06)
+    chain = client_options(lambda round: 0.1 / (1 + round))
+    assert update_of(chain).lr_sum(4, 3) == pytest.approx(0.06)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.6])
@@ -160,7 +161,7 @@ def test_corrections_divide_by_the_rates_that_were_used(momentum: float) -> None
         x = (at[0] + at[1]) / 2
         for j in range(2):
             y[j] += (at[j] - x) / (lr * unit * E)
-    chain = leaf(step_decay(0.05, every=1, factor=0.5), momentum=momentum)
+    chain = client_options(step_decay(0.05, every=1, factor=0.5), momentum=momentum)
     result = problem.run([mtgc("keep")] * 2, periods=[E, H], rounds=rounds, lr=chain)
     np.testing.assert_allclose(root(result), x, rtol=0, atol=1e-12)
     np.testing.assert_allclose(result.corrections[0], y, rtol=0, atol=1e-12)

@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from stratafl import InvalidInput, Simulation, simulate
-from stratafl.config.schema import Config
-from stratafl.config.setup import experiment
+from stratafl import InvalidInput, Simulation
 from stratafl.core.losses import LOSSES, ignore_index, is_additive, parse_loss, unwrap_loss
+from stratafl.experiment.experiment import Experiment
+from stratafl.simulation.build import build
+from tests.flat import simulate
 
 random = torch.Generator().manual_seed(1)
 VALUES, TARGETS = torch.randn(7, generator=random), torch.randn(7, generator=random)
@@ -159,10 +160,10 @@ def test_engines_agree_on_a_loss_of_values(engine: str, loss: Any) -> None:
 
 CONFIG = {
     "tree": {"shape": "2x2"},
-    "data": {"name": "synthetic", "synthetic": {"samples": 20, "features": 5, "classes": 3}},
+    "data": {"source": "synthetic", "arguments": {"samples": 20, "features": 5, "classes": 3}},
     "model": {"name": "logistic"},
     "schedule": {"periods": [1, 2]},
-    "run": {"rounds": 1},
+    "rounds": 1,
 }
 
 
@@ -174,10 +175,10 @@ def test_a_config_names_its_loss(tmp_path: Path) -> None:
     )
 
     def models(loss: Any) -> list[torch.Tensor]:
-        return experiment(Config.of({**CONFIG, "objective": {"loss": loss}})).run().models
+        return build(Experiment.from_table({**CONFIG, "loss": loss})).run().models
 
     own = models({"name": f"{path}:smooth", "by": 0.3})
     torch.testing.assert_close(own, models({"name": "cross_entropy", "label_smoothing": 0.3}), rtol=0, atol=0)
     assert not torch.equal(own[0], models("cross_entropy")[0])
-    with pytest.raises(InvalidInput, match="objective key = 'los': unknown; did you mean 'loss'"):
-        Config.of({"objective": {"los": "mse"}})
+    with pytest.raises(InvalidInput, match="experiment key = 'los': unknown; did you mean 'loss'"):
+        Experiment.from_table({"los": "mse"})

@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from stratafl.base.errors import InvalidInput
-from stratafl.config.schema import Config
-from stratafl.config.setup import experiment, leaf_trainer, part_of
 from stratafl.core.optimizer import SGD, Adam, AdamW
+from stratafl.experiment.algorithm import client_update
+from stratafl.experiment.experiment import Experiment
 from stratafl.runs.provenance import source_files
+from stratafl.simulation.build import build
+from stratafl.simulation.deployed import leaf_trainer, part_of
 from tests.runs.conftest import Server, contents, server
 from tests.slow import slow
 
@@ -22,28 +24,37 @@ __all__ = ["server"]
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "optimisers.md"
 CONFIG = """
+rounds = {rounds}
+
 [tree]
 shape = "2x2"
+
 [model]
 name = "logistic"
+
 [schedule]
 periods = [2, 2]
 participation = [1.0, 1]
-[leaf]
+
+[client]
 lr = 0.01
-batch = 10
-optimiser = {optimiser}
-optimiser_state = "keep"
-[run]
-rounds = {rounds}
+batch_size = 10
+optimizer = {optimiser}
+optimizer_state = "keep"
+
+[storage]
 checkpoint_every = 1
 keep_state = true
-evaluate_every = 20
+
+[evaluation]
+every = 20
 """
 
 
-def config(optimiser: object, **more: object) -> Config:
-    return Config.of({"leaf": {"lr": 0.1, "optimiser": optimiser, **more}, "schedule": {"periods": [1, 1]}})
+def config(optimiser: object, **more: object) -> Experiment:
+    return Experiment.from_table(
+        {"client": {"lr": 0.1, "optimizer": optimiser, **more}, "schedule": {"periods": [1, 1]}}
+    )
 
 
 def own(folder: Path) -> Path:
@@ -55,17 +66,17 @@ def own(folder: Path) -> Path:
 
 
 def test_names_tables_and_paths(tmp_path: Path) -> None:
-    assert config(None).leaf.chain(1).optimiser == SGD()
-    assert config(None, momentum=0.5).leaf.chain(1).optimiser == SGD(0.5)
-    assert config("adam").leaf.chain(1).optimiser == Adam()
-    chain = config({"name": "adamw", "betas": [0.8, 0.9], "weight_decay": 0.1}, optimiser_state="keep").leaf.chain(1)
+    assert client_update(config("sgd")).optimiser == SGD()
+    assert client_update(config({"name": "sgd", "momentum": 0.5})).optimiser == SGD(0.5)
+    assert client_update(config("adam")).optimiser == Adam()
+    chain = client_update(config({"name": "adamw", "betas": [0.8, 0.9], "weight_decay": 0.1}, optimizer_state="keep"))
     assert chain.optimiser == AdamW((0.8, 0.9), weight_decay=0.1) and chain.keeps_optimizer_state
     path = own(tmp_path)
-    assert config({"name": f"{path}:Signs", "beta": 0.5}).leaf.chain(1).optimiser == (0.5,)
-    assert config(f"{path}:Signs").leaf.chain(1).optimiser == (0.9,)
+    assert client_update(config({"name": f"{path}:Signs", "beta": 0.5})).optimiser == (0.5,)
+    assert client_update(config(f"{path}:Signs")).optimiser == (0.9,)
     # a run notices when the file changes
     for optimiser in (f"{path}:Signs", {"name": f"{path}:Signs"}):
-        assert path in source_files(config(optimiser).as_dict()).values()
+        assert path in source_files(config(optimiser).to_table()).values()
 
 
 @pytest.mark.parametrize(
@@ -75,12 +86,12 @@ def test_names_tables_and_paths(tmp_path: Path) -> None:
 def test_a_wrong_path_or_parameter_is_one_line(tmp_path: Path, name: str, words: str) -> None:
     path = own(tmp_path)
     with pytest.raises(InvalidInput, match=words) as caught:
-        config({"name": f"{path}:{name}", "gamma": 1}).leaf.chain(1)
-    assert str(caught.value).startswith("leaf.optimiser")
+        client_update(config({"name": f"{path}:{name}", "gamma": 1}))
+    assert str(caught.value).startswith("client.optimizer")
 
 
 def test_a_deployed_leaf_has_the_config_s_optimiser() -> None:
-    study = config("adam", optimiser_state="keep")
+    study = config("adam", optimizer_state="keep")
     engine = leaf_trainer(study, 1, *part_of(study, 1)).engine
     assert engine.leaf.optimiser == Adam() and engine.leaf.keeps_optimizer_state
 
@@ -91,7 +102,7 @@ def test_the_example_learns_on_every_engine(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(text)
     models = []
     for engine in ("loop", "stacked", "vmap"):
-        sim = experiment(Config.load(tmp_path / "study.toml", [f"run.engine={engine}"]))
+        sim = build(Experiment.from_toml(tmp_path / "study.toml", [f"execution.engine={engine}"]))
         models.append(sim.run().models[0])
         assert sim.engine.name == engine
     assert sim.history[-1].metrics["accuracy"] > 0.5
@@ -118,4 +129,4 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bits(server: Server, tmp_path:
     assert code == 0, output
     (uninterrupted,) = (tmp_path / "whole").iterdir()
     assert contents(run) == contents(uninterrupted)
-    assert '"optimiser"' in (uninterrupted / "checkpoints" / "000030" / "state.json").read_text()
+    assert '"optimizer"' in (uninterrupted / "checkpoints" / "000030" / "state.json").read_text()

@@ -10,30 +10,30 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stratafl import leaf
 from stratafl.base.errors import InvalidInput
 from stratafl.core.client_update import Leaf, clip, corrections
 from stratafl.core.optimizer import SGD, Adam, AdamW, constant
 from stratafl.engine.factory import make_engine
 from stratafl.federation.local_parameters import ClientTrainer
 from tests.engine import pairs
+from tests.flat import client_options, update_of
 from tests.problems import LeastSquares, half_squares, root
 from tests.slow import slow_unless
 
 CHAINS: dict[str, dict[str, Any]] = {
     "sgd": {},
-    "momentum": {"optimiser": {"name": "sgd", "momentum": 0.9}},
-    "nesterov": {"optimiser": {"name": "sgd", "momentum": 0.8, "nesterov": True}},
-    "adam": {"optimiser": "adam"},
+    "momentum": {"optimizer": {"name": "sgd", "momentum": 0.9}},
+    "nesterov": {"optimizer": {"name": "sgd", "momentum": 0.8, "nesterov": True}},
+    "adam": {"optimizer": "adam"},
     "adam, clip and decay": {
-        "optimiser": {"name": "adam", "betas": [0.5, 0.9], "eps": 1e-3},
+        "optimizer": {"name": "adam", "betas": [0.5, 0.9], "eps": 1e-3},
         "clip_norm": 0.3,
         "weight_decay": 0.1,
     },
-    "adamw": {"optimiser": {"name": "adamw", "weight_decay": 0.2}},
+    "adamw": {"optimizer": {"name": "adamw", "weight_decay": 0.2}},
 }
 KNOWN = pytest.mark.parametrize("chain", CHAINS)
-STATES = pytest.mark.parametrize("state", ["restart", "keep"])
+STATES = pytest.mark.parametrize("state", ["reset", "keep"])
 
 
 class Signs(NamedTuple):
@@ -73,7 +73,7 @@ def test_a_client_alone_is_torch_s_own(chain: str, state: str) -> None:
         module.weight.copy_(torch.tensor(problem.x0))
     optimiser = torch_s_own(chain, module)
     for _ in range(3):
-        if state == "restart":
+        if state == "reset":
             optimiser = torch_s_own(chain, module)
         for _ in range(6):
             optimiser.zero_grad()
@@ -82,7 +82,7 @@ def test_a_client_alone_is_torch_s_own(chain: str, state: str) -> None:
                 nn.utils.clip_grad_norm_(module.parameters(), 0.3)
                 module.weight.grad += 0.1 * module.weight.detach()
             optimiser.step()
-    update = leaf(0.05, optimiser_state=state, **CHAINS[chain])
+    update = client_options(0.05, optimizer_state=state, **CHAINS[chain])
     result = problem.run("hfedavg", periods=[6], rounds=3, lr=update)
     # torch divides a clip's norm by a little more than it
     atol = 1e-6 if "clip_norm" in CHAINS[chain] else 1e-12
@@ -99,9 +99,9 @@ RULES = {
 @pytest.mark.parametrize("chain", [*CHAINS, "own"])
 @pytest.mark.parametrize("rules", slow_unless(lambda name: name == "kept corrections", RULES))
 def test_every_engine_gives_the_loop_s_result(chain: str, rules: str) -> None:
-    options = {"optimiser": Signs()} if chain == "own" else CHAINS[chain]
-    for state in ("restart", "keep"):
-        update = leaf(0.05, optimiser_state=state, **options)
+    options = {"optimizer": Signs()} if chain == "own" else CHAINS[chain]
+    for state in ("reset", "keep"):
+        update = client_options(0.05, optimizer_state=state, **options)
         settings = {"rules": RULES[rules], "leaf": update, "participation": [1.0, 0.6], "rounds": 2}
         assert pairs.compare(**settings) < 1e-9
         vmapped = pairs.federation(**settings)
@@ -118,7 +118,7 @@ def test_states_of_channels_last_filters_have_the_same_format() -> None:
         return nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 4, 3)).double()
 
     inputs = torch.randn(60, 2, 4, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    update = leaf(0.05, optimiser="adam", optimiser_state="keep")
+    update = client_options(0.05, optimizer="adam", optimizer_state="keep")
     settings = {"model": model, "inputs": inputs, "leaf": update, "initial": model().state_dict()}
     loop, stacked = pairs.federation(**settings), pairs.stacked(pairs.federation(**settings), chunk_size=2)
     loop.run(), stacked.run()
@@ -132,8 +132,8 @@ def test_states_of_channels_last_filters_have_the_same_format() -> None:
 
 
 def test_absent_and_rejected_clients_keep_their_state() -> None:
-    update = leaf(0.05, optimiser="adam", optimiser_state="keep")
-    sim = pairs.federation(leaf=update, participation=[1.0, 1], rounds=3, diagnose="none")
+    update = client_options(0.05, optimizer="adam", optimizer_state="keep")
+    sim = pairs.federation(leaf=update, participation=[1.0, 1], rounds=3, drift="none")
     trainer = ClientTrainer(sim.engine, sim.home)
     counts = torch.zeros(5, 1, dtype=torch.int64)
     for _ in range(3):
@@ -160,7 +160,7 @@ def test_absent_and_rejected_clients_keep_their_state() -> None:
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_a_resumed_run_has_the_same_bits(engine: str) -> None:
-    update = leaf(0.05, optimiser="adamw", optimiser_state="keep", clip_norm=0.5)
+    update = client_options(0.05, optimizer="adamw", optimizer_state="keep", clip_norm=0.5)
     settings = {"leaf": update, "engine": engine, "participation": [1.0, 0.6], "rounds": 4}
     uninterrupted = pairs.federation(**settings)
     uninterrupted.run()
@@ -174,7 +174,7 @@ def test_a_resumed_run_has_the_same_bits(engine: str) -> None:
         assert torch.equal(a.model, b.model) and torch.equal(a.buffers, b.buffers)
         assert all(torch.equal(a.client_rows[name], b.client_rows[name]) for name in a.client_rows)
     assert int(uninterrupted.federation.levels[-1].client_rows["steps"].max()) > 6
-    other = pairs.federation(**{**settings, "leaf": leaf(0.05, optimiser="adamw")})
+    other = pairs.federation(**{**settings, "leaf": client_options(0.05, optimizer="adamw")})
     with pytest.raises(InvalidInput, match="does not fit this run"):
         other.restore(state)
 
@@ -183,53 +183,58 @@ def test_a_state_without_optimizers_fits_no_run_that_keeps_them() -> None:
     sim = pairs.federation(rounds=3)
     next(sim)
     state = copy.deepcopy(sim.state())
-    keeping = pairs.federation(rounds=3, leaf=leaf(0.1, momentum=0.5, optimiser_state="keep"))
+    keeping = pairs.federation(rounds=3, leaf=client_options(0.1, momentum=0.5, optimizer_state="keep"))
     with pytest.raises(InvalidInput, match="does not fit this run"):
         keeping.restore(state)
 
 
 def test_a_kept_optimiser_cannot_be_exchanged_in_a_run() -> None:
-    sim = pairs.federation(leaf=leaf(0.1, optimiser="adam", optimiser_state="keep"))
+    sim = pairs.federation(leaf=client_options(0.1, optimizer="adam", optimizer_state="keep"))
     with pytest.raises(InvalidInput, match="cannot be changed in a run"):
-        sim.leaf = leaf(0.1)
-    sim.leaf = leaf(0.05, optimiser="adam", optimiser_state="keep")
+        sim.leaf = update_of(client_options(0.1))
+    sim.leaf = update_of(client_options(0.05, optimizer="adam", optimizer_state="keep"))
     assert next(sim).lr == 0.05
     plain = pairs.federation()
     with pytest.raises(InvalidInput, match="from the start"):
-        plain.leaf = leaf(0.1, optimiser="adam")
+        plain.leaf = update_of(client_options(0.1, optimizer="adam"))
 
 
 # -- refused input -------------------------------------------------------------------------------
 
 BAD: list[tuple[dict[str, Any], str, str]] = [
-    ({"optimiser": "adan"}, "leaf.optimiser", "adam"),
-    ({"optimiser": {"name": "adam", "beta": 0.9}}, "leaf.optimiser.adam key", "betas"),
-    ({"optimiser": {"name": "adam", "betas": [0.9]}}, "leaf.optimiser.betas", "two numbers"),
-    ({"optimiser": {"name": "adam", "betas": [0.9, 1.0]}}, "leaf.optimiser.betas", "below 1"),
-    ({"optimiser": {"name": "adam", "eps": 0}}, "leaf.optimiser.eps", "above 0"),
-    ({"optimiser": {"name": "adamw", "weight_decay": -1}}, "leaf.optimiser.weight_decay", "at least 0"),
-    ({"optimiser": {"name": "sgd", "nesterov": True}}, "leaf.optimiser.nesterov", "momentum"),
-    ({"optimiser": {"name": "sgd", "momentum": 1}}, "leaf.optimiser.momentum", "below 1"),
-    ({"optimiser": "adam", "momentum": 0.5}, "leaf.momentum", "optimiser's own"),
-    ({"optimiser": "adamw", "weight_decay": 0.1}, "leaf.weight_decay", "decay of its own"),
-    ({"optimiser": Adam}, "leaf.optimiser", "a value with the functions init and step"),
-    ({"optimiser": 3}, "leaf.optimiser", "a value with the functions init and step"),
-    ({"optimiser_state": "forget"}, "leaf.optimiser_state", "keep"),
+    ({"optimizer": "adan"}, "client.optimizer", "adam"),
+    ({"optimizer": {"name": "adam", "beta": 0.9}}, "client.optimizer.adam key", "betas"),
+    ({"optimizer": {"name": "adam", "betas": [0.9]}}, "client.optimizer.betas", "two numbers"),
+    ({"optimizer": {"name": "adam", "betas": [0.9, 1.0]}}, "client.optimizer.betas", "below 1"),
+    ({"optimizer": {"name": "adam", "eps": 0}}, "client.optimizer.eps", "above 0"),
+    ({"optimizer": {"name": "adamw", "weight_decay": -1}}, "client.optimizer.weight_decay", "at least 0"),
+    ({"optimizer": {"name": "sgd", "nesterov": True}}, "client.optimizer.nesterov", "momentum"),
+    ({"optimizer": {"name": "sgd", "momentum": 1}}, "client.optimizer.momentum", "below 1"),
+    ({"optimizer": "adamw", "weight_decay": 0.1}, "client.weight_decay", "decay of its own"),
+    ({"optimizer": Adam}, "client.optimizer", "a value with the functions init and step"),
+    ({"optimizer": 3}, "client.optimizer", "a value with the functions init and step"),
+    ({"optimizer_state": "forget"}, "client.optimizer_state", "keep"),
 ]
 
 
 @pytest.mark.parametrize(("options", "field", "allowed"), BAD, ids=lambda value: str(value)[:40])
 def test_an_invalid_optimizer_is_refused(options: dict[str, Any], field: str, allowed: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        leaf(0.1, **options)
+        update_of(client_options(0.1, **options))
     assert str(caught.value).startswith(field) and allowed in str(caught.value)
 
 
 def test_names_and_objects_are_equivalent() -> None:
-    assert leaf(0.1, optimiser="adam").optimiser == Adam()
-    assert leaf(0.1, optimiser={"name": "adamw", "betas": [0.8, 0.9]}).optimiser == AdamW((0.8, 0.9))
-    assert leaf(0.1, momentum=0.9).optimiser == leaf(0.1, optimiser=SGD(0.9)).optimiser == SGD(0.9)
-    assert leaf(0.1).optimiser == SGD()
+    assert update_of(client_options(0.1, optimizer="adam")).optimiser == Adam()
+    assert update_of(client_options(0.1, optimizer={"name": "adamw", "betas": [0.8, 0.9]})).optimiser == AdamW(
+        (0.8, 0.9)
+    )
+    assert (
+        update_of(client_options(0.1, momentum=0.9)).optimiser
+        == update_of(client_options(0.1, optimizer=SGD(0.9))).optimiser
+        == SGD(0.9)
+    )
+    assert update_of(client_options(0.1)).optimiser == SGD()
 
 
 class Hidden:
@@ -318,11 +323,11 @@ IMPURE = {
 def test_an_impure_optimizer_is_refused_before_the_run(name: str) -> None:
     optimiser, why = IMPURE[name]
     with pytest.raises(InvalidInput, match=why):
-        pairs.federation(leaf=leaf(0.1, optimiser=optimiser))
+        pairs.federation(leaf=client_options(0.1, optimizer=optimiser))
 
 
 def test_a_stage_with_memory_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"leaf\.stages.*Hidden.*optimiser"):
+    with pytest.raises(InvalidInput, match=r"client\.gradient_transforms.*Hidden.*optimiser"):
         pairs.federation(leaf=Leaf(constant(0.1), (corrections, Hidden())))
     fine: list[Any] = [lambda d, x, correct: d * x.cos(), lambda d, x, correct: d * x.log().nan_to_num(1) + d.sqrt()]
     for stage in fine:  # NaN is no difference

@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stratafl import InvalidInput, Simulation, simulate
+from stratafl import InvalidInput, Simulation
 from stratafl.core import losses
+from tests.flat import simulate
 from tests.metrics.evaluated import evaluated
 
 random = torch.Generator().manual_seed(0)
@@ -93,7 +94,7 @@ def test_every_form_has_its_scores() -> None:
 @pytest.mark.parametrize("engine", ["loop", "vmap", "stacked"])
 def test_every_form_has_the_same_results_as_scores_alone(form: str, engine: str) -> None:
     """Including drift with ideal corrections, gradients, and the evaluation of every client."""
-    settings = {"diagnose": "ideal", "metrics": ["f1"]}
+    settings = {"drift": "ideal", "metrics": ["f1"]}
     structured, reference = run(form, engine, **settings), run("tensor", engine, **settings)
     actual, expected = structured.run(), reference.run()
     assert structured.engine.how == engine

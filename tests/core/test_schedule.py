@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stratafl import Draw, InvalidInput, Schedule, Tree
+from stratafl import Draw, InvalidInput, SyncSchedule, Topology
 from stratafl.core.participation import Participation, check_participation, sample_participants
 
 
@@ -26,24 +26,24 @@ from stratafl.core.participation import Participation, check_participation, samp
     ids=repr,
 )
 def test_events_of_a_global_round(periods: list[int], events: list[tuple[int, int]]) -> None:
-    assert list(Schedule.of(periods, len(periods)).events()) == events
+    assert list(SyncSchedule.of(periods, len(periods)).events()) == events
 
 
 def test_the_paper_s_schedule() -> None:
-    schedule = Schedule.of([30, 20], 2)
+    schedule = SyncSchedule.of([30, 20], 2)
     assert schedule.steps == (600, 20)
     assert list(schedule.events()) == [(20, 2)] * 29 + [(20, 1)]
 
 
 def test_the_paper_s_list_of_steps() -> None:
-    schedule = Schedule.of_steps([500, 100, 10], 3)
+    schedule = SyncSchedule.of_steps([500, 100, 10], 3)
     assert schedule.periods == (5, 10, 10)
     assert schedule.steps == (500, 100, 10)
-    assert schedule == Schedule.of([5, 10, 10], 3)
+    assert schedule == SyncSchedule.of([5, 10, 10], 3)
 
 
 def test_an_event_synchronises_every_level_whose_period_ends() -> None:
-    schedule = Schedule.of([2, 3, 2], 3)
+    schedule = SyncSchedule.of([2, 3, 2], 3)
     done = 0
     for steps, top in schedule.events():
         done += steps
@@ -53,7 +53,7 @@ def test_an_event_synchronises_every_level_whose_period_ends() -> None:
 
 
 def test_whole_floats_count_as_numbers() -> None:
-    periods = Schedule.of([3.0, 2.0], 2).periods
+    periods = SyncSchedule.of([3.0, 2.0], 2).periods
     assert periods == (3, 2)
     assert all(type(period) is int for period in periods)
 
@@ -64,22 +64,22 @@ def test_whole_floats_count_as_numbers() -> None:
 )
 def test_bad_periods(periods: list) -> None:
     with pytest.raises(InvalidInput) as caught:
-        Schedule.of(periods, 2)
-    assert caught.value.field == "periods"
+        SyncSchedule.of(periods, 2)
+    assert caught.value.field == "schedule.periods"
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("steps", [[], [100, 30], [10, 100], [100, 0], [100, -10], [100, 2.5], [100, None]], ids=repr)
 def test_bad_steps(steps: list) -> None:
     with pytest.raises(InvalidInput) as caught:
-        Schedule.of_steps(steps, 2)
+        SyncSchedule.of_steps(steps, 2)
     assert caught.value.field == "steps_per_sync"
     assert "\n" not in str(caught.value)
 
 
 def test_steps_for_another_depth_are_refused() -> None:
     with pytest.raises(InvalidInput, match="3 of them"):
-        Schedule.of_steps([100, 10], 3)
+        SyncSchedule.of_steps([100, 10], 3)
 
 
 # -- participation --------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ UNEVEN = [2, 5, 1, 8]
 
 
 def sampled(participation: Participation, shape=UNEVEN, level: int = 2, round: int = 0, seed: int = 0):
-    tree = Tree.of(shape)
+    tree = Topology.of(shape)
     mask = sample_participants(participation, tree, level, round, seed)
     assert mask.dtype == bool
     assert mask.shape == (tree.sizes[level],)
@@ -121,7 +121,7 @@ def test_participants_depend_on_seed_level_and_round_only() -> None:
     assert np.array_equal(base, sampled(0.5, shape, 1, 3, 7)[0])
     assert not np.array_equal(base, sampled(0.5, shape, 1, 4, 7)[0])
     assert not np.array_equal(base, sampled(0.5, shape, 1, 3, 8)[0])
-    one_parent = Tree.of([12])
+    one_parent = Topology.of([12])
     other_level = sample_participants(0.5, one_parent, 2, 3, 7)
     assert not np.array_equal(base, other_level)
 
@@ -198,5 +198,5 @@ def test_participation_in_numbers_of_numpy() -> None:
 def test_bad_participation(participation) -> None:
     with pytest.raises(InvalidInput) as caught:
         check_participation(participation, 2)
-    assert caught.value.field == "participation"
+    assert caught.value.field == "schedule.participation"
     assert "\n" not in str(caught.value)

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from stratafl import price
 from stratafl.base.errors import InvalidInput
 from stratafl.cli.main import app
-from stratafl.config.schema import Config
 from stratafl.cost.costs import PriceableRun
 from stratafl.cost.pricing import network_axes
+from stratafl.experiment.experiment import Experiment
 from stratafl.network.specification import Network
 from stratafl.report.page_data import page_data
 from stratafl.runs import StoredRun, list_runs, read_run
@@ -35,19 +35,20 @@ NETWORK = Network.of(
 )
 
 
-def config(**changes: dict[str, Any]) -> Config:
+def experiment(rounds: int = 3, seed: int = 0, **changes: dict[str, Any]) -> Experiment:
     tables: dict[str, dict[str, Any]] = {
         "tree": {"shape": "2x3"},
         "model": {"name": "mlp", "hidden": [8]},
         "schedule": {"periods": [2, 3]},
-        "leaf": {"lr": 0.1, "batch": 16},
-        "run": {"rounds": 3, "checkpoint_every": 0},
+        "client": {"lr": 0.1, "batch_size": 16},
+        "storage": {"checkpoint_every": 0},
     }
-    return Config.of({**tables, **{key: {**tables.get(key, {}), **value} for key, value in changes.items()}})
+    sections = {**tables, **{key: {**tables.get(key, {}), **value} for key, value in changes.items()}}
+    return Experiment(**sections, rounds=rounds, seed=seed)
 
 
-def trained(made: Config, folder: Path) -> StoredRun:
-    return read_run(Launch.new(made, "study", folder).run().path)
+def trained(description: Experiment, folder: Path) -> StoredRun:
+    return read_run(Launch.new(description, "study", folder).run().path)
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -63,12 +64,12 @@ CASES: dict[str, dict[str, Any]] = {
     "some take part": {"tree": {"shape": [3, 2]}, "schedule": {"participation": [1, 2]}},
     "one level more": {
         "tree": {"shape": "2x2x3"},
-        "schedule": {"steps_per_sync": [12, 6, 2], "periods": None, "participation": [None, 0.5, 2]},
+        "schedule": {"periods": [2, 3, 2], "participation": [None, 0.5, 2]},
     },
     "a server's momentum": {"method": {"rules": ["momentum", "fedprox"]}},
-    "epochs and an optimiser of its own": {
-        "leaf": {"epochs": 1, "optimiser": "adam", "optimiser_state": "keep"},
-        "schedule": {"periods": [2]},
+    "epochs and an optimizer of its own": {
+        "client": {"optimizer": "adam", "optimizer_state": "keep"},
+        "schedule": {"periods": [2, 1], "unit": "epochs"},
     },
     "a star": {"tree": {"shape": "5"}, "schedule": {"periods": [4]}},
 }
@@ -76,7 +77,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_was_sent_is_recomputed_exactly(name: str, tmp_path: Path) -> None:
-    run = trained(config(**CASES[name]), tmp_path)
+    run = trained(experiment(**CASES[name]), tmp_path)
     ready = PriceableRun.of(run)
     assert ready.recovered.notes == () and ready.recovered.buffers == 0
     result = ready.cost_on(NETWORK)
@@ -94,16 +95,15 @@ def test_buffers_are_told_from_parameters(tmp_path: Path) -> None:
         "    def __init__(self, input_shape, classes):\n"
         "        super().__init__(nn.Flatten(), nn.Linear(64, classes), nn.BatchNorm1d(classes))\n"
     )
-    made = config(model={"name": f"{tmp_path / 'net.py'}:Net", "hidden": None}, method={"name": "mtgc"})
-    model = {"name": made.model["name"]}
-    run = trained(Config.of({**made.as_dict(), "model": model}), tmp_path / "runs")
+    description = experiment(method={"name": "mtgc"}).replace(model=f"{tmp_path / 'net.py'}:Net")
+    run = trained(description, tmp_path / "runs")
     recovered = PriceableRun.of(run).recovered
     assert (recovered.parameters, recovered.notes) == (64 * 10 + 10 + 20, ())
     assert recovered.buffers == 20
 
 
 def test_epochs_are_as_many_steps_as_a_leaf_has_batches(tmp_path: Path) -> None:
-    run = trained(config(**CASES["epochs and an optimiser of its own"]), tmp_path)
+    run = trained(experiment(**CASES["epochs and an optimizer of its own"]), tmp_path)
     samples = run.tree["levels"][-1]["samples"]
     assert PriceableRun.of(run).recovered.workload.steps_N.tolist() == [-(-each // 16) for each in samples]
 
@@ -114,7 +114,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     for method in ("hfedavg", "mtgc"):
         for seed in (0, 1):
-            trained(config(method={"name": method}, run={"seed": seed, "rounds": 6}), folder)
+            trained(experiment(method={"name": method}, seed=seed, rounds=6), folder)
     return folder
 
 
@@ -209,9 +209,9 @@ def mixed(tmp_path: Path) -> Path:
         "    def forward(self, x):\n"
         "        return self.scale * x.flatten(1)[:, : len(self.scale)]\n"
     )
-    tables = config(run={"rounds": 2}).as_dict()
-    trained(Config.of({**tables, "model": {"name": f"{tmp_path / 'net.py'}:Net"}}), tmp_path / "runs")
-    trained(Config.of(tables), tmp_path / "runs")
+    description = experiment(rounds=2)
+    trained(description.replace(model=f"{tmp_path / 'net.py'}:Net"), tmp_path / "runs")
+    trained(description, tmp_path / "runs")
     (tmp_path / "net.py").unlink()
     return tmp_path / "runs"
 

@@ -56,7 +56,7 @@ def test_replacement_caps_the_batch_at_the_client_s_size() -> None:
     assert all(0 <= i < 3 for part in chosen for i in part)
 
 
-@pytest.mark.parametrize("sampling", ["epochs", "replacement"])
+@pytest.mark.parametrize("sampling", ["shuffle", "replacement"])
 def test_full_batches_are_in_order(sampling: str) -> None:
     assert positions(batch=None, size=4, steps=3, sampling=sampling) == [[0, 1, 2, 3]] * 3
 
@@ -67,7 +67,7 @@ def test_full_batches_are_in_order(sampling: str) -> None:
     batch=st.one_of(st.none(), st.integers(1, 8)),
     first=st.integers(0, 10),
     steps=st.integers(0, 8),
-    sampling=st.sampled_from(["epochs", "replacement"]),
+    sampling=st.sampled_from(["shuffle", "replacement"]),
 )
 def test_a_later_start_is_a_slice_of_a_longer_call(
     size: int, batch: int | None, first: int, steps: int, sampling: str
@@ -77,7 +77,7 @@ def test_a_later_start_is_a_slice_of_a_longer_call(
     assert part == longer[first:]
 
 
-@pytest.mark.parametrize("sampling", ["epochs", "replacement"])
+@pytest.mark.parametrize("sampling", ["shuffle", "replacement"])
 def test_clients_and_seeds_differ(sampling: str) -> None:
     base = positions(sampling=sampling)
     assert positions(sampling=sampling) == base
@@ -91,7 +91,7 @@ def test_clients_and_seeds_differ(sampling: str) -> None:
     batch=st.one_of(st.none(), st.integers(1, 9)),
     first=st.integers(0, 40),
     steps=st.integers(0, 9),
-    sampling=st.sampled_from(["epochs", "replacement"]),
+    sampling=st.sampled_from(["shuffle", "replacement"]),
     skip=st.integers(1, 3),
     seed=st.integers(-3, 3),
     places=st.one_of(st.none(), st.integers(1, 20)),

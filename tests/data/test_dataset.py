@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from stratafl import InvalidInput, simulate
+from stratafl import InvalidInput
 from stratafl.base.rng import rng_states
 from stratafl.data.partition.partition import partition
+from tests.flat import simulate
 
 PARTS = [range(0, 7), range(7, 12), range(12, 21), range(21, 30)]
 
@@ -150,7 +151,7 @@ def test_texts_as_targets_are_told_apart_from_inputs() -> None:
     x, y = samples()
     texts = [f"class {label}" for label in y]
     for targets in (texts, np.array(texts), np.array(texts, dtype=object)):
-        with pytest.raises(InvalidInput, match=r"data targets = .*are texts: number the classes"):
+        with pytest.raises(InvalidInput, match=r"data.source targets = .*are texts: number the classes"):
             trained(linear, (x, targets))
 
 
@@ -192,7 +193,7 @@ def test_engines_agree_on_inputs_with_names(engine: str) -> None:
     more: dict[str, Any] = {
         "test": (inputs, labels),
         "evaluate_levels": [0, 2],
-        "diagnose": "ideal",
+        "drift": "ideal",
         "augment": flipped,
     }
     expected = trained(Masked, (inputs, labels), engine="loop", **more)
@@ -205,18 +206,23 @@ def test_engines_agree_on_inputs_with_names(engine: str) -> None:
 @pytest.mark.parametrize(
     ("data", "more", "field", "message"),
     [
-        (Tables(), {"columns": {"targets": "lable"}}, "data column", "did you mean 'label'"),
-        (Tables(), {"columns": {"target": "label"}}, "columns key", "did you mean 'targets'"),
-        (Tables(), {"columns": {"inputs": [1]}}, "columns.inputs", "a list of them"),
-        (samples(), {"lazy": True}, "lazy", "item by item"),
-        (samples(), {"lazy": 1}, "lazy", "True or False"),
-        (({"a b": samples()[0]}, samples()[1]), {}, "data input", "name of an argument"),
-        (({"input": samples()[0][:3]}, samples()[1]), {}, "data shapes", "as many targets"),
+        (Tables(), {"columns": {"targets": "lable"}}, "data.source column", "did you mean 'label'"),
+        (Tables(), {"columns": {"target": "label"}}, "data.columns key", "did you mean 'targets'"),
+        (Tables(), {"columns": {"inputs": [1]}}, "data.columns.inputs", "a list of them"),
+        (samples(), {"lazy": True}, "data.lazy", "item by item"),
+        (samples(), {"lazy": 1}, "data.lazy", "true or false"),
+        (({"a b": samples()[0]}, samples()[1]), {}, "data.source input", "name of an argument"),
+        (({"input": samples()[0][:3]}, samples()[1]), {}, "data.source shapes", "as many targets"),
         (({"nobody": samples()[0]}, samples()[1]), {}, "model", "nobody"),
-        ([(X, Y), (X, Y.float())] * 2, {"parts": None}, "data targets", "float32, torch.int64'.*all whole or all"),
-        ([(X, Y), (X.long(), Y)] * 2, {"parts": None}, "data inputs", "all whole or all real"),
-        (Numbers(X, [1] * 29 + [1.0]), {}, "data targets", "all whole or all real"),
-        (Numbers(X, [1] * 29 + [1.0]), {"lazy": True}, "data targets", "all whole or all real"),
+        (
+            [(X, Y), (X, Y.float())] * 2,
+            {"parts": None},
+            "data.source targets",
+            "float32, torch.int64'.*all whole or all",
+        ),
+        ([(X, Y), (X.long(), Y)] * 2, {"parts": None}, "data.source inputs", "all whole or all real"),
+        (Numbers(X, [1] * 29 + [1.0]), {}, "data.source targets", "all whole or all real"),
+        (Numbers(X, [1] * 29 + [1.0]), {"lazy": True}, "data.source targets", "all whole or all real"),
     ],
     ids=[
         "no column",
@@ -254,11 +260,11 @@ def test_class_numbers_stand_for_the_same_everywhere() -> None:
     mended = Named("cat", "owl")
     mended.target_transform = lambda number: 2 * number
     trained(linear, [complete, complete, mended, complete], None)
-    with pytest.raises(InvalidInput, match=r"data\[2\] class 1 = 'owl': is 'dog' in the data sets before"):
+    with pytest.raises(InvalidInput, match=r"data.source\[2\] class 1 = 'owl': is 'dog' in the data sets before"):
         trained(linear, [complete, complete, partial, complete], None)
-    with pytest.raises(InvalidInput, match="test class 1 = 'owl': is 'dog'"):
+    with pytest.raises(InvalidInput, match=r"data\.test class 1 = 'owl': is 'dog'"):
         trained(linear, complete, [[0], [1], [2], [3]], test=partial)
-    with pytest.raises(InvalidInput, match="test_partition class 1 = 'owl': is 'dog'"):
+    with pytest.raises(InvalidInput, match=r"data\.test_partition class 1 = 'owl': is 'dog'"):
         trained(linear, [complete] * 4, None, test=complete, test_partition=[partial] * 4)
 
 
@@ -269,7 +275,7 @@ def test_class_numbers_of_hugging_face_stand_for_the_same() -> None:
         features = {"x": datasets.Value("float32"), "label": datasets.ClassLabel(names=list(names))}
         return datasets.Dataset.from_dict({"x": [0.0, 1.0], "label": [0, 1]}, features=datasets.Features(features))
 
-    with pytest.raises(InvalidInput, match="test class 0 = 'yes': is 'no'"):
+    with pytest.raises(InvalidInput, match=r"data\.test class 0 = 'yes': is 'no'"):
         trained(linear, made("no", "yes"), [[0], [1], [], []], test=made("yes", "no"), columns={"inputs": "x"})
 
 

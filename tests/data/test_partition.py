@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Topology
 from stratafl.data.partition import methods
 from stratafl.data.partition.heterogeneity import class_counts, heterogeneity
 from stratafl.data.partition.methods import apportion, fill_fixed_priors, fill_released_code
@@ -93,7 +93,7 @@ def test_filling_ends_and_holds_both_margins(fill, pool, siblings, alpha, seed):
 
 def distances(levels: list[object], seeds: range) -> np.ndarray:
     """Mean distances over seeds: client to group, group to global, and client to global."""
-    parents = Tree.of("10x10").parents
+    parents = Topology.of("10x10").parents
     rows = []
     for seed in seeds:
         result = partition(CIFAR_LIKE, parents, levels, seed)
@@ -171,7 +171,7 @@ def test_a_kept_prior_survives_the_end_of_its_favourite_class():
 
 @pytest.mark.parametrize("sizes", [None, "equal"])
 def test_label_shift_gives_groups_three_and_clients_two_classes(sizes):
-    labels, parents = np.arange(60_000) % 10, Tree.of("10x10").parents
+    labels, parents = np.arange(60_000) % 10, Topology.of("10x10").parents
     levels = [
         {"name": "classes", "k": 3, "sizes": sizes},
         {"name": "classes", "k": 2, "sizes": sizes},
@@ -189,7 +189,7 @@ def test_label_shift_gives_groups_three_and_clients_two_classes(sizes):
 
 def test_label_shift_counts_dropped_classes_without_a_holder():
     labels = np.arange(1000) % 10
-    result = partition(labels, Tree.of("2").parents, [{"name": "classes", "k": 3}], seed=0)
+    result = partition(labels, Topology.of("2").parents, [{"name": "classes", "k": 3}], seed=0)
     check_cover(result, 1000)
     assert result.dropped == 400
 
@@ -198,7 +198,7 @@ def test_label_shift_refuses_sizes_its_classes_cannot_give():
     labels = np.repeat([0, 1], [100, 3])
     levels = [{"name": "classes", "k": 1, "sizes": "equal"}]
     with pytest.raises(InvalidInput, match=r"levels\[0\].sizes = .*cannot give"):
-        partition(labels, Tree.of("2").parents, levels, seed=0)
+        partition(labels, Topology.of("2").parents, levels, seed=0)
 
 
 def test_given_counts_are_held_and_set_the_groups_above():
@@ -216,7 +216,7 @@ def test_lognormal_sizes_spread_with_sigma_and_use_every_sample():
     spreads = []
     for sigma in (0.0, 0.5, 1.5):
         levels = [{"name": "lognormal", "sigma": sigma}]
-        result = partition(CIFAR_LIKE, Tree.of("200").parents, levels, seed=0)
+        result = partition(CIFAR_LIKE, Topology.of("200").parents, levels, seed=0)
         check_cover(result, len(CIFAR_LIKE))
         assert result.dropped == 0
         spreads.append(np.log(result.sizes).std())
@@ -245,7 +245,7 @@ def test_natural_gives_each_client_one_owner_in_order():
 
 def test_natural_groups_may_be_split_among_their_clients():
     owner = np.repeat([4, 9], [50, 70])
-    result = partition(np.arange(120) % 3, Tree.of("2x5").parents, ["natural", "iid"], 0, owner=owner)
+    result = partition(np.arange(120) % 3, Topology.of("2x5").parents, ["natural", "iid"], 0, owner=owner)
     check_cover(result, 120)
     assert sorted(result.sizes) == [10] * 5 + [14] * 5
     for group in (result.leaves[:5], result.leaves[5:]):
@@ -253,7 +253,7 @@ def test_natural_groups_may_be_split_among_their_clients():
 
 
 def test_seeds_differ_and_levels_may_be_objects():
-    parents = Tree.of("3x2").parents
+    parents = Topology.of("3x2").parents
     first = partition(CIFAR_LIKE[:600], parents, [methods.iid(), methods.dirichlet(0.5)], seed=1)
     other = partition(CIFAR_LIKE[:600], parents, [methods.iid(), methods.dirichlet(0.5)], seed=2)
     table = partition(CIFAR_LIKE[:600], parents, [{"name": "iid"}, {"name": "dirichlet", "alpha": 0.5}], seed=1)
@@ -263,7 +263,7 @@ def test_seeds_differ_and_levels_may_be_objects():
 
 
 def test_rotation_travels_with_the_partition():
-    result = partition(CIFAR_LIKE, Tree.of("10x10").parents, ["iid", "iid"], 0, rotation={"start": -50, "step": 10})
+    result = partition(CIFAR_LIKE, Topology.of("10x10").parents, ["iid", "iid"], 0, rotation={"start": -50, "step": 10})
     assert result.angles is not None
     assert result.angles.reshape(10, 10)[:, 0].tolist() == list(range(-50, 50, 10))
     assert (np.ptp(result.angles.reshape(10, 10), axis=1) == 0).all()
@@ -292,23 +292,23 @@ def test_rotation_travels_with_the_partition():
 )
 def test_bad_input_names_the_field(levels, message):
     with pytest.raises(InvalidInput, match=message) as caught:
-        partition(np.arange(100) % 10, Tree.of("2x2").parents, levels, seed=0)
+        partition(np.arange(100) % 10, Topology.of("2x2").parents, levels, seed=0)
     assert "\n" not in str(caught.value)
 
 
 def test_too_few_samples_and_broken_trees_are_refused():
     with pytest.raises(InvalidInput, match="fewer samples than leaves"):
-        partition(np.zeros(3, int), Tree.of("2x2").parents, ["iid", "iid"], seed=0)
+        partition(np.zeros(3, int), Topology.of("2x2").parents, ["iid", "iid"], seed=0)
     with pytest.raises(InvalidInput, match=r"parents\[2\]"):
         partition(np.zeros(9, int), [[], [0, 0], [1, 0]], ["iid", "iid"], seed=0)
     with pytest.raises(InvalidInput, match=r"parents = .*for each level"):
         partition(np.zeros(9, int), np.arange(6), ["iid", "iid"], seed=0)
     with pytest.raises(InvalidInput, match=r"seed = .*whole number"):
-        partition(np.zeros(9, int), Tree.of("2").parents, ["iid"], seed=np.arange(2))
+        partition(np.zeros(9, int), Topology.of("2").parents, ["iid"], seed=np.arange(2))
     with pytest.raises(InvalidInput, match=r"rotation = .*a table of"):
-        partition(np.zeros(9, int), Tree.of("2").parents, ["iid"], seed=0, rotation=[np.arange(2)])
+        partition(np.zeros(9, int), Topology.of("2").parents, ["iid"], seed=0, rotation=[np.arange(2)])
     with pytest.raises(InvalidInput, match="must not add up to more than"):
-        partition(np.zeros(9, int), Tree.of("2").parents, [{"name": "iid", "sizes": [5, 5]}], seed=0)
+        partition(np.zeros(9, int), Topology.of("2").parents, [{"name": "iid", "sizes": [5, 5]}], seed=0)
 
 
 @settings(max_examples=60, deadline=None)

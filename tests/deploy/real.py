@@ -19,7 +19,6 @@ from safetensors.torch import load_file
 
 from benchmarks.deployment.sample_tree import processes, small_tree
 from stratafl.base import files
-from stratafl.config.setup import part_of
 from stratafl.core.participation import sample_participants
 from stratafl.core.rule import Rows
 from stratafl.deploy.flower.grid import PromptGrid
@@ -28,13 +27,14 @@ from stratafl.deploy.host import supervise, this_machine
 from stratafl.deploy.host.supervise import Supervisor
 from stratafl.deploy.protocol.node import NodeState
 from stratafl.deploy.protocol.wire import decode
-from stratafl.deploy.sites.assemble import study_of
-from stratafl.deploy.sites.provision import Topology, provision
+from stratafl.deploy.sites.assemble import reference_simulation
+from stratafl.deploy.sites.provision import DeploymentTopology, provision
 from stratafl.deploy.sites.site import Site, tree_of
 from stratafl.deploy.sites.state_file import DIGEST, STATE
 from stratafl.federation import federation
 from stratafl.federation.local_parameters import match_local_parameters
 from stratafl.runs.format import is_locked
+from stratafl.simulation.deployed import part_of
 
 LIMIT = 600
 """Seconds for one run, on a machine that is busy with other things."""
@@ -45,16 +45,16 @@ class Run:
 
     def __init__(self, folder: Path, port: int, *, deadline: Any = 0, own: str = "", **settings: Any):
         """`own`: a leaf whose part of the data lies at its own host."""
-        self.out, self.config = folder / "sites", small_tree(folder, **settings)
+        self.out, self.experiment = folder / "sites", small_tree(folder, **settings)
         data = f'[data]\n"{own}" = "{self.keep_data(own, folder)}"\n' if own else ""
         topology = f'config = "run.toml"\nbase_port = {port}\ndeadline = {deadline}\n{data}'
         (folder / "topology.toml").write_text(topology)
-        self.folders = provision(Topology.load(folder / "topology.toml"), self.out)
+        self.folders = provision(DeploymentTopology.load(folder / "topology.toml"), self.out)
         self.hosts: dict[tuple[str, ...], subprocess.Popen[bytes]] = {}
 
     def keep_data(self, name: str, folder: Path) -> Path:
         """The leaf's part, as a file beside it."""
-        (x, y), _ = part_of(self.config, tree_of(self.config).find(name)[1])
+        (x, y), _ = part_of(self.experiment, tree_of(self.experiment).find(name)[1])
         np.savez(folder / "own.npz", x=x.numpy(), y=y.numpy())
         return folder / "own.npz"
 
@@ -113,7 +113,7 @@ class Run:
         Of a tree whose groups meet more than once a round nobody may have been absent: the record
         does not say when.
         """
-        tree, absent = tree_of(self.config), [line["absent"] for line in self.rounds]
+        tree, absent = tree_of(self.experiment), [line["absent"] for line in self.rounds]
 
         def here(participation: Any, whole_tree: Any, level: int, round: int, **more: Any) -> np.ndarray:
             drawn_N = sample_participants(participation, whole_tree, level, round, **more)
@@ -124,13 +124,13 @@ class Run:
 
         with pytest.MonkeyPatch.context() as patch:
             if any(absent):
-                assert set(self.config.schedule.periods[:-1]) <= {1}
+                assert set(self.experiment.schedule.periods[:-1]) <= {1}
                 patch.setattr(federation, "sample_participants", here)
-            sim = study_of(self.config).simulation
+            sim = reference_simulation(self.experiment)
             first, wanted = sim.result().module.state_dict(), sim.run().module.state_dict()
         # a root has what stays with the leaves as it was at first
         wanted |= {
-            name: first[name] for name in match_local_parameters(sim.flat, self.config.model.get("keep_at_home"))
+            name: first[name] for name in match_local_parameters(sim.flat, self.experiment.model.local_parameters)
         }
         found = load_file(self.folders["root"] / "model.safetensors")
         apart = max(float((found[name] - value).abs().max()) for name, value in wanted.items())
@@ -140,7 +140,7 @@ class Run:
         """How far what the leaves keep to themselves is from these, where every report counted."""
         found = [0.0]
         for name, rows in wanted.items():
-            for leaf, row in zip(tree_of(self.config).names[-1], rows, strict=True):
+            for leaf, row in zip(tree_of(self.experiment).names[-1], rows, strict=True):
                 above = self.state(leaf).above
                 assert above is not None
                 own = above.optimiser if above.sent is None else above.sent.optimiser

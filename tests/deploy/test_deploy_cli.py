@@ -113,7 +113,7 @@ def test_what_cannot_be_deployed_is_said_before_anything_is_written(tmp_path: Pa
 @needs_flower
 def test_what_was_made_from_another_config_is_not_gone_on_with(tmp_path: Path) -> None:
     call("init", topology(tmp_path), "--out", tmp_path / "sites")
-    changed = topology(tmp_path, config=CONFIG + "[run]\nrounds = 3\n")
+    changed = topology(tmp_path, config="rounds = 3\n" + CONFIG)
     assert "another config" in str(call("up", changed, "--local", "--out", tmp_path / "sites"))
 
 

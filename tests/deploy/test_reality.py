@@ -23,21 +23,21 @@ from benchmarks.deployment.clock_accuracy import (
     workload_of,
 )
 from benchmarks.deployment.network_emulator import LinkConfig
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Topology
 
 STEP = 0.002
 
 
 def as_priced(run: Run, overhead: Overhead, folder: Path) -> RoundTimings:
     """A deployment that takes exactly as long as the clock says."""
-    price = priced(workload_of(run.config(folder)), run.limited, STEP, overhead)
+    price = priced(workload_of(run.experiment(folder)), run.limited, STEP, overhead)
     return RoundTimings([9.0] + [price.seconds] * 3, [9.0] + [price.wire_bytes] * 3, STEP, {}, "")
 
 
 @pytest.mark.parametrize("tree", PERIODS)
 def test_the_overhead_of_a_message_is_found_again(tree: str, tmp_path: Path) -> None:
     run, overhead = Run(tree, "small", False), Overhead(0.3, 700.0)
-    found = overhead_of(workload_of(run.config(tmp_path)), as_priced(run, overhead, tmp_path))
+    found = overhead_of(workload_of(run.experiment(tmp_path)), as_priced(run, overhead, tmp_path))
     assert found == pytest.approx(overhead)
 
 
@@ -57,6 +57,6 @@ def test_a_size_between_two_costs_something_between() -> None:
 
 
 def test_every_child_has_a_line_to_its_parent() -> None:
-    lines = lines_of(Tree.of("2x2"), limited=True)
+    lines = lines_of(Topology.of("2x2"), limited=True)
     assert lines["0", "root"] == ABOVE and lines["1/0", "1"] == BELOW and len(lines) == 6
-    assert lines_of(Tree.of("2x2"), limited=False)["1/0", "1"] == LinkConfig(BELOW.delay)
+    assert lines_of(Topology.of("2x2"), limited=False)["1/0", "1"] == LinkConfig(BELOW.delay)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from stratafl import Simulation, simulate
+from stratafl import Simulation
 from stratafl.core.channel import Channels
 from stratafl.deploy.protocol.job import Job, Patience
 from stratafl.deploy.protocol.messages import Bundle, Reply
@@ -18,6 +18,7 @@ from stratafl.deploy.protocol.node import Aggregator, LeafNode, NodeState, Root
 from stratafl.engine.loop import LoopEngine
 from stratafl.federation.local_parameters import ClientTrainer
 from tests.deploy.balance import assert_balanced
+from tests.flat import simulate
 
 SHAPES: dict[int, Any] = {1: 3, 2: [2, 3], 3: [[2, 1], [1, 2]]}
 PERIODS = {1: [2], 2: [2, 2], 3: [2, 3, 2]}

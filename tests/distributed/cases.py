@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from stratafl import Draw, Simulation, feddyn, leaf, mtgc, simulate
-from stratafl.base.topology import Shape, Tree
+from stratafl import Draw, Simulation, feddyn, mtgc
+from stratafl.base.topology import Shape, Topology
 from stratafl.distributed.communicator import Communicator
 from stratafl.rules.registry import entries
 from tests.federation.test_weights import remembering
+from tests.flat import client_options, simulate
 
 SHAPES: dict[str, Shape] = {
     "depth 1": 5,
@@ -100,7 +101,7 @@ def make(
     lazy: bool = False,
     **settings: Any,
 ) -> Simulation:
-    tree = Tree.of(SHAPES[shape])
+    tree = Topology.of(SHAPES[shape])
     random = torch.Generator().manual_seed(3)
     sizes = [3 + (5 * client % 11 if ragged else 4) for client in range(tree.leaves)]
     inputs = torch.randn(sum(sizes), FEATURES, generator=random, dtype=torch.float64)
@@ -119,12 +120,12 @@ def make(
     if lazy:
         data, tests = Noisy(inputs, targets), ({"input": test[0]}, test[1])
     options = {"model": lambda: nn.Linear(FEATURES, CLASSES), "weights": "samples", "rounds": 2, **settings}
-    model, chain = options.pop("model"), options.pop("leaf", leaf(0.1, clip_norm=1.0, momentum=0.5))
-    periods = PERIODS[tree.depth] if chain.epochs is None else PERIODS[tree.depth][:-1]
+    model, chain = options.pop("model"), options.pop("leaf", client_options(0.1, clip_norm=1.0, momentum=0.5))
+    periods = PERIODS[tree.depth] if chain.get("epochs") is None else PERIODS[tree.depth][:-1]
     return simulate(
         lambda: model().double(), data, parts, tree, rules,
         periods=periods, leaf=chain, batch=4, seed=5,
-        test=tests, evaluate_levels=range(tree.depth + 1), ranks=ranks, lazy=lazy, **options,
+        test=tests, evaluate_levels=list(range(1, tree.depth + 1)), ranks=ranks, lazy=lazy, **options,
     )  # fmt: skip
 
 
@@ -141,32 +142,33 @@ def _make_case(arguments: tuple, settings: dict, ranks: Communicator | None) -> 
 
 for entry in entries():
     for shape in ("depth 2", "uneven, depth 3", "one large group"):
-        depth = Tree.of(SHAPES[shape]).depth
+        depth = Topology.of(SHAPES[shape]).depth
         add(f"{entry.name}, {shape}", shape, [entry.name] * depth, ragged=shape != "depth 2")
 for shape in SHAPES:
-    depth = Tree.of(SHAPES[shape]).depth
+    depth = Topology.of(SHAPES[shape]).depth
     add(f"mtgc, {shape}, some take part", shape, "mtgc", participation=[0.6] * depth, ragged=True)
     add(f"gradient restart, {shape}", shape, [mtgc(restart="gradient")] * depth)
     add(f"scaffold everywhere, {shape}, one each", shape, ["scaffold"] * depth, participation=[1] * depth)
     add(f"NaN in a client, {shape}", shape, "mtgc", broken=4)
     add(f"states of first models, {shape}", shape, [remembering()] * depth, participation=[0.6] * depth, ragged=True)
 for shape in ("one large group", "uneven, depth 3"):
-    depth = Tree.of(SHAPES[shape]).depth
+    depth = Topology.of(SHAPES[shape]).depth
     everywhere = [mtgc(restart="gradient")] * depth
     add(f"NaN in the first client, {shape}", shape, "mtgc", broken=0)
     add(f"NaN and a median, {shape}", shape, ["median"] * depth, broken=3, participation=[1.0] * (depth - 1) + [0.7])
     add(f"NaN and gradient restart, {shape}", shape, everywhere, participation=[0.5] * depth, broken=1)
-    add(f"ideal corrections, {shape}", shape, "mtgc", diagnose="ideal")
+    add(f"ideal corrections, {shape}", shape, "mtgc", drift="ideal")
     add(f"buffers and dropout, {shape}", shape, "mtgc", model=Normed)
-    own = {"model": Normed, "keep_at_home": "batch_norm", "leaf": leaf(0.1, momentum=0.5, optimiser_state="keep")}
+    kept = client_options(0.1, momentum=0.5, optimizer_state="keep")
+    own = {"model": Normed, "local_parameters": "batch_norm", "leaf": kept}
     add(f"batch norm at home, {shape}", shape, "mtgc", participation=[0.7] * depth, **own)
     add(f"a pull behind the clip, {shape}", shape, [feddyn(0.5, pull="after_clip")] * depth, ragged=True)
     add(f"a function of one's own, {shape}", shape, "feddyn", participation=every_second)
-    adam = leaf(0.05, optimiser="adam", optimiser_state="keep", clip_norm=1.0)
+    adam = client_options(0.05, optimizer="adam", optimizer_state="keep", clip_norm=1.0)
     add(f"kept Adam, {shape}", shape, "mtgc", leaf=adam, participation=[0.7] * depth, ragged=True)
-    add(f"passes, {shape}", shape, "mtgc", leaf=leaf(0.1, epochs=2), ragged=True, participation=[0.7] * depth)
+    add(f"passes, {shape}", shape, "mtgc", leaf=client_options(0.1, epochs=2), ragged=True, participation=[0.7] * depth)
     add(f"stacked, {shape}", shape, ["mtgc"] * (depth - 1) + ["fedprox"], engine="stacked", ragged=True)
-    add(f"everything explodes, {shape}", shape, "mtgc", leaf=leaf(1e200))
+    add(f"everything explodes, {shape}", shape, "mtgc", leaf=client_options(1e200))
     add(f"a mask among the buffers, {shape}", shape, "mtgc", model=Masked, participation=[0.7] * depth)
     add(f"a deadline, {shape}", shape, "mtgc", network=NETWORK, wait={"deadline": 0.15}, participation=[0.7] * depth)
     two = {"network": NETWORK, "wait": ["all"] * (depth - 1) + [{"buffer": 2}]}
@@ -181,8 +183,8 @@ for shape in ("one large group", "uneven, depth 3"):
     add(f"a table of outputs, {shape}", shape, "mtgc", model=lambda: Telling(FEATURES, CLASSES), own_test=True)
     add(f"a loss by name, {shape}", shape, "mtgc", loss={"name": "cross_entropy", "label_smoothing": 0.1})
 for shape in SHAPES:
-    depth = Tree.of(SHAPES[shape]).depth
-    free = {"leaf": leaf(0.1), "broken": 4}
+    depth = Topology.of(SHAPES[shape]).depth
+    free = {"leaf": client_options(0.1), "broken": 4}
     add(f"a huge client, {shape}", shape, "mtgc", huge={1: -1e38}, **free)
     add(f"huge clients, {shape}", shape, ["mtgc"] * depth, huge={0: 1e30, 3: 1e60}, participation=[0.8] * depth, **free)
     add(f"a huge gradient, {shape}", shape, [mtgc(restart="gradient")] * depth, huge={2: 1e100}, **free)

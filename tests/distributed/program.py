@@ -33,8 +33,8 @@ def main(folder: Path, moment: int) -> None:
     ranks = Communicator.join()
     try:
         lots = Lots(ranks, moment)
-        simulation = make(ranks, "uneven", "mtgc", participation=[None, lots], diagnose="ideal", broken=4, rounds=3)
-        simulation.save(folder, checkpoint_every=0)
+        simulation = make(ranks, "uneven", "mtgc", participation=[None, lots], drift="ideal", broken=4, rounds=3)
+        simulation.save(folder, checkpoint_every=0, keep_state=True)
         simulation.run()
     finally:
         ranks.leave()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stratafl.config.schema import Config
+from stratafl.experiment.experiment import Experiment
 from stratafl.runs.checkpoint import Checkpoints, Progress
 from stratafl.runs.launch import Launch
 from tests.distributed.conftest import ROOT
@@ -26,25 +26,32 @@ ROUNDS = 30
 # a linear model: with ReLU, the last digits of float32 decide whether a unit is on, and the order
 # of a sum would change the result
 CONFIG = f"""
+rounds = {ROUNDS}
+plugins = ["slow.py"]
+
 [tree]
 shape = [5, 2, 1]
+
 [data]
 partition = [{{ name = "dirichlet", alpha = 1.0 }}, {{ name = "dirichlet", alpha = 0.5 }}]
+
 [model]
 name = "mlp"
 hidden = []
+
 [method]
 rules = ["mtgc", "scaffold"]
+
 [schedule]
 periods = [2, 2]
 participation = [1.0, 2]
-[leaf]
-batch = 10
-[run]
-rounds = {ROUNDS}
+
+[client]
+batch_size = 10
+
+[storage]
 checkpoint_every = 1
 keep_state = true
-plugins = ["slow.py"]
 """
 SLOW = """
 import time
@@ -106,8 +113,8 @@ def commands(tmp_path: Path) -> Iterator[Commands]:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("alone")
     (folder / "study.toml").write_text(CONFIG)
-    config = Config.load(folder / "study.toml", ["run.plugins=[]"])
-    return Launch.new(config, "study", folder).run().path
+    experiment = Experiment.from_toml(folder / "study.toml", ["plugins=[]"])
+    return Launch.new(experiment, "study", folder).run().path
 
 
 def state(run: Path) -> dict:
@@ -188,7 +195,7 @@ def test_sigterm_stops_and_saves_the_run(commands: Commands) -> None:
 
 
 def test_torchrun_gives_the_results_of_one_rank(commands: Commands, undisturbed: Path) -> None:
-    arguments = ("-m", "stratafl", "run", "study.toml", "--set", "run.plugins=[]", "--json")
+    arguments = ("-m", "stratafl", "run", "study.toml", "--set", "plugins=[]", "--json")
     for count, close in ((1, 0.0), (2, 1e-5)):
         launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", count)
         code, said, complained = commands.run(*launcher, *arguments, "--name", f"on{count}")
@@ -252,10 +259,10 @@ def test_error_in_user_code_shows_its_lines(commands: Commands, when: str) -> No
 
 
 def test_invalid_input_is_reported_once(commands: Commands) -> None:
-    code, said, complained = commands.run("stratafl", "run", "study.toml", "--nproc", 3, "--set", "leaf.lr=-1")
+    code, said, complained = commands.run("stratafl", "run", "study.toml", "--nproc", 3, "--set", "client.lr=-1")
     assert (code, said) == (2, "")
     assert complained.startswith("error: ") and complained.count("\n") == 1 and "lr" in complained
-    small = ("--set", "tree.shape=[2, 1]", "--set", "run.plugins=[]")
+    small = ("--set", "tree.shape=[2, 1]", "--set", "plugins=[]")
     code, _, complained = commands.run("stratafl", "run", "study.toml", "--nproc", 4, *small)
     assert code == 2
     assert complained == "error: --nproc = 4: the tree has 3 clients; every process needs one at least\n"

@@ -59,9 +59,15 @@ def traced_round() -> list[Call]:
     data = torch.randn(40, 4), torch.randint(0, 3, (40,))
     parts = [range(10 * client, 10 * client + 10) for client in range(4)]
     simulation = fl.simulate(
-        nn.Linear(4, 3), data, [list(part) for part in parts], "4", periods=[2], batch=5, rounds=1,
-        test=data, evaluate_levels=[0, 1], engine="loop",
-    )  # fmt: skip
+        nn.Linear(4, 3),
+        fl.Data(data, test=data, partition=[list(part) for part in parts]),
+        "4",
+        rounds=1,
+        schedule=[2],
+        client=fl.Client(batch_size=5),
+        evaluation=fl.Evaluation(levels=[1]),
+        execution=fl.Execution(engine="loop"),
+    )
     files = {str(path): path.relative_to(PACKAGE).as_posix() for path in FILES}
     calls = []
 

@@ -22,8 +22,8 @@ import torch
 import typer
 
 from stratafl.cli.main import app, main
-from stratafl.config.schema import Config
-from stratafl.deploy.sites.topology import Topology
+from stratafl.deploy.sites.topology import DeploymentTopology
+from stratafl.experiment.experiment import Experiment
 from stratafl.models import registry as models
 from stratafl.network.specification import Network
 from stratafl.rules import registry as rules
@@ -136,12 +136,12 @@ def test_toml_is_a_config_a_sweep_a_topology_or_a_network(name: str, block: Bloc
     if "grid" in values:
         assert Plan.load(path).entries
     elif "config" in values:
-        assert Topology.load(path).config
+        assert DeploymentTopology.load(path).experiment
     elif "tier" in values:
         assert Network.load(path).tiers
     else:
         assert values
-        Config.of(values)
+        Experiment.from_table(values)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from stratafl import simulate
 from stratafl.engine.factory import EngineName, make_engine
 from stratafl.simulation.simulation import Simulation
+from tests.flat import simulate
 
 SHAPES = {1: 4, 2: [2, 3], 3: [[2, 1], [1, 2]]}
 PERIODS = {1: [3], 2: [2, 3], 3: [2, 1, 3]}

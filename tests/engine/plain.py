@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stratafl import leaf
 from stratafl.core.client_training import ClientTraining, TrainRequest
 from stratafl.core.flat_module import FlatModule
 from stratafl.core.rows import IndexedRows
@@ -22,6 +21,7 @@ from stratafl.data.inputs import Inputs, NamedInputs, as_type, map_tensors, tens
 from stratafl.engine.factory import EngineName, make_engine
 from stratafl.engine.random_streams import ClientStream, client_rng
 from tests.engine.zoo.entry import Entry
+from tests.flat import update_of
 
 SEED, LR, STEPS, BATCH = 7, 0.05, 3, 3
 SIZES, PAIRED_SIZES = (5, 3, 4), (5, 3, 6)
@@ -149,9 +149,9 @@ def engine(name: EngineName, problem: Problem, dtype: torch.dtype = torch.float6
         loss=problem.entry.loss,
         samples=InMemorySamples(inputs, targets),
         clients=ClientIndex.from_lists(problem.partition),
-        client_update=leaf(LR),
+        client_update=update_of(LR),
         batch_size=BATCH,
-        sampling="epochs",
+        sampling="shuffle",
         seed=SEED,
     )
     trainer = make_engine(name, training, chunk_size=chunk)

@@ -24,7 +24,7 @@ def select(
     samples = InMemorySamples(inputs, targets)
     training = ClientTraining(
         flat=flat, loss=loss, samples=samples, clients=ClientIndex.from_lists([torch.arange(len(targets))]),
-        client_update=leaf(0.1), batch_size=None, sampling="epochs", seed=0,
+        client_update=leaf(0.1), batch_size=None, sampling="shuffle", seed=0,
     )  # fmt: skip
     task = GradientTask(flat, loss, inputs, targets, **options)
     return select_gradient_method(task, ("stacked", "vmap"), profile_module(training))

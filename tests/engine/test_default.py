@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stratafl import Simulation, simulate
+from stratafl import Simulation
 from stratafl.core import schedule
 from stratafl.core.client_training import ClientTraining
-from stratafl.core.client_update import Leaf, corrections, leaf
+from stratafl.core.client_update import Leaf, corrections
 from stratafl.core.flat_module import FlatModule
 from stratafl.data.dataset import ClientIndex, InMemorySamples
 from stratafl.engine import factory
@@ -23,6 +23,7 @@ from stratafl.engine.module_profile import profile_module
 from stratafl.engine.precision import Precision
 from stratafl.models.registry import build
 from stratafl.runs import read_run
+from tests.flat import simulate, update_of
 
 CLIENTS, BATCH = 10, 4
 
@@ -86,9 +87,9 @@ def client_training(
         loss=F.cross_entropy,
         samples=InMemorySamples(*data),
         clients=parts,
-        client_update=chain or leaf(),
+        client_update=chain or update_of(0.1),
         batch_size=BATCH,
-        sampling="epochs",
+        sampling="shuffle",
         seed=0,
     )
 
@@ -156,7 +157,7 @@ def test_cases_where_the_default_is_the_loop() -> None:
     assert chosen(training, MIN_CLIENTS, "fp32") == "stacked"
     assert chosen(training, MIN_CLIENTS - 0.5, "fp32") == "loop", "few take part"
     assert chosen(training, CLIENTS, "bf16") == "loop", "16 bits"
-    chain = Leaf(leaf().lr, (corrections, own_stage))
+    chain = Leaf(update_of(0.1).lr, (corrections, own_stage))
     assert chosen(replace(training, client_update=chain), CLIENTS, "fp32") == "loop", "a stage of one's own"
     first, *others = training.clients
     uneven = ClientIndex.from_lists([first, *(part[:1] for part in others)])

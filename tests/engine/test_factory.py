@@ -28,7 +28,7 @@ def made(name: str, module: nn.Module | None = None, clients: int = 3, **more):
             clients=ClientIndex.from_lists(parts),
             client_update=leaf(),
             batch_size=2,
-            sampling="epochs",
+            sampling="shuffle",
             seed=0,
         ),
         **more,

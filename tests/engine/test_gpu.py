@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stratafl import feddyn, simulate
-from stratafl.core.client_update import CorrectionFn, Leaf, leaf
+from stratafl import feddyn
+from stratafl.core.client_update import CorrectionFn, Leaf
 from stratafl.core.optimizer import SGD, constant
 from stratafl.data.transforms import flip_and_crop
 from stratafl.engine.factory import EngineName, make_engine
@@ -22,6 +22,7 @@ from stratafl.simulation.result import Result
 from stratafl.simulation.simulation import Simulation
 from tests.engine.plain import difference, engine, plain, problem
 from tests.engine.zoo import ZOO
+from tests.flat import client_options, simulate
 
 if not torch.cuda.is_available():
     pytest.skip("no GPU", allow_module_level=True)
@@ -54,7 +55,7 @@ def federation(model: str = "perceptron", rules="mtgc", depth: int = 2, **more) 
     targets = more.pop("targets", torch.randint(3, (count,), generator=random))
     parts = [np.arange(leaf * 12, leaf * 12 + 3 + 4 * leaf % 9) for leaf in range(leaves)]
     settings = {"batch": 4, "rounds": 2, "seed": 4, "periods": PERIODS[depth], "weights": "samples", "device": DEVICE}
-    settings |= {"leaf": leaf(0.1, clip_norm=2.0, weight_decay=1e-3, momentum=0.5), **more}
+    settings |= {"leaf": client_options(0.1, clip_norm=2.0, weight_decay=1e-3, momentum=0.5), **more}
     return simulate(make, (inputs, targets), parts, SHAPES[depth], rules, **settings)
 
 
@@ -87,7 +88,7 @@ def test_every_kind_of_layer_agrees_with_the_loop(model: str, participation: lis
 
 def test_a_proximal_term_behind_the_clip() -> None:
     rule = feddyn(0.5, pull="after_clip")
-    settings = {"model": "convolutional", "rules": ["fedprox", rule], "leaf": leaf(0.1, clip_norm=0.5)}
+    settings = {"model": "convolutional", "rules": ["fedprox", rule], "leaf": client_options(0.1, clip_norm=0.5)}
     expected = federation(**settings, engine="loop").run()
     assert apart(expected, federation(**settings, engine="stacked").run()) < 1e-4
 
@@ -100,20 +101,20 @@ def test_a_stage_that_treats_one_parameter_unlike_another() -> None:
     assert apart(federation(**settings, engine="loop").run(), federation(**settings, engine="stacked").run()) < 1e-4
 
 
-@pytest.mark.parametrize("state", ["restart", "keep"])
+@pytest.mark.parametrize("state", ["reset", "keep"])
 @pytest.mark.parametrize(
     "optimiser",
     [{"name": "sgd", "momentum": 0.9, "nesterov": True}, {"name": "adam", "eps": 1e-2}, {"name": "adamw", "eps": 1e-2}],
     ids=str,
 )
 def test_every_optimiser(optimiser: dict, state: str) -> None:
-    chain = leaf(0.01, clip_norm=2.0, optimiser=optimiser, optimiser_state=state)
+    chain = client_options(0.01, clip_norm=2.0, optimizer=optimiser, optimizer_state=state)
     settings = {"model": "convolutional", "leaf": chain, "participation": [1.0, 0.7]}
     assert apart(federation(**settings, engine="loop").run(), federation(**settings, engine="stacked").run()) < 1e-3
 
 
 def test_clients_that_count_epochs() -> None:
-    settings = {"leaf": leaf(0.05, epochs=2), "periods": [2]}
+    settings = {"leaf": client_options(0.05, epochs=2), "periods": [2]}
     assert apart(federation(**settings, engine="loop").run(), federation(**settings, engine="stacked").run()) < 1e-3
 
 

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stratafl import leaf
 from stratafl.base import errors
 from stratafl.core.client_training import ClientTraining
 from stratafl.core.flat_module import FlatModule
@@ -24,6 +23,7 @@ from stratafl.engine.compiler import program as capture
 from stratafl.engine.compiler.capture import trace_fx
 from stratafl.engine.gradients import GradientTask, PerClientLoss
 from stratafl.engine.validation import ModelUnderTest, check_single_sample_batches
+from tests.flat import update_of
 
 HOST = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
 KINDS = [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError(HOST), MemoryError()]
@@ -59,9 +59,9 @@ def training(problem: BaseException) -> ClientTraining:
         loss=LOSS,
         samples=InMemorySamples(X, LABELS),
         clients=ClientIndex.from_lists([torch.arange(6)]),
-        client_update=leaf(0.1),
+        client_update=update_of(0.1),
         batch_size=None,
-        sampling="epochs",
+        sampling="shuffle",
         seed=0,
     )
 
@@ -118,7 +118,7 @@ PLACES: dict[str, Callable[[BaseException, pytest.MonkeyPatch], object]] = {
     "an operation that is mapped": of_one_operation,
     "a batch of one": lambda problem, _: check_single_sample_batches(
         ModelUnderTest(training(problem).flat, *training(problem).flat.flatten_module(Failing(problem)), LOSS),
-        X, LABELS, 5, "epochs", {"it": 6},
+        X, LABELS, 5, "shuffle", {"it": 6},
     ),
 }  # fmt: skip
 

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stratafl import simulate
 from stratafl.base.errors import InvalidInput
 from stratafl.core.flat_module import FlatModule
 from stratafl.data.batches import batch_indices
@@ -20,6 +19,7 @@ from stratafl.engine.kernels import reference
 from stratafl.engine.module_profile import ModuleProfile
 from stratafl.engine.precision import HALF_DTYPES, Precision, cudnn_disabled, float32_matmul_precision
 from stratafl.engine.selection import select_gradient_method
+from tests.flat import simulate
 
 PARTS = [list(range(0, 7)), list(range(7, 15)), list(range(15, 24))]
 SCALE = {"bf16": 1.0, "fp16": 4096.0}

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from stratafl import leaf
 from stratafl.engine.random_streams import (
     BLOCK,
     ClientStream,
@@ -23,6 +22,7 @@ from stratafl.engine.random_streams import (
     round_down,
 )
 from tests.engine.pairs import CLOSE, compare
+from tests.flat import client_options
 
 CPU = torch.device("cpu")
 CLIENTS = torch.tensor([4, 0, 9])
@@ -188,5 +188,5 @@ def dropping() -> nn.Module:
 @pytest.mark.parametrize("epochs", [None, 1])
 def test_dropout_agrees_at_clients_own_steps(chunk: int | None, epochs: int | None) -> None:
     """Clients that count epochs of their own data are at different steps."""
-    more = {} if epochs is None else {"leaf": leaf(0.05, epochs=epochs), "periods": [2]}
+    more = {} if epochs is None else {"leaf": client_options(0.05, epochs=epochs), "periods": [2]}
     assert compare(chunk=chunk, model=dropping, **more) < CLOSE

@@ -20,6 +20,7 @@ from stratafl.models.networks import cnn, logistic, lstm, mlp
 from stratafl.models.registry import build
 from stratafl.rules.registry import entries
 from tests.engine.pairs import CLOSE, compare, federation, perceptron, stacked
+from tests.flat import client_options, update_of
 from tests.slow import slow
 
 
@@ -37,7 +38,7 @@ def test_local_terms_of_custom_rules(others: list[str]) -> None:
     assert compare(rules=[*others, shrinks], depth=1 + len(others), chunk=2) < CLOSE
 
 
-@pytest.mark.parametrize("sampling", ["epochs", "replacement"])
+@pytest.mark.parametrize("sampling", ["shuffle", "replacement"])
 @pytest.mark.parametrize("batch", [1, slow(3), 5, slow(50), None])
 def test_sampling(batch: int | None, sampling: str) -> None:
     assert compare(batch=batch, sampling=sampling) < CLOSE
@@ -62,7 +63,7 @@ def test_the_chain_may_change_between_rounds() -> None:
     results = []
     for sim in (federation(rounds=3), stacked(federation(rounds=3))):
         next(sim)
-        sim.leaf = leaf(0.5, momentum=0.3)
+        sim.leaf = update_of(client_options(0.5, momentum=0.3))
         results.append(sim.run().models[0])
     assert torch.allclose(*results, rtol=0, atol=CLOSE)
 

@@ -11,13 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stratafl import Simulation, leaf, simulate
+from stratafl import Simulation
 from stratafl.base.errors import InvalidInput
-from stratafl.config.schema import Config
-from stratafl.config.setup import experiment
 from stratafl.core.flat_module import FlatModule
 from stratafl.data.batches import batch_indices
+from stratafl.experiment.experiment import Experiment
 from stratafl.federation.local_parameters import match_local_parameters
+from stratafl.simulation.build import build
+from tests.flat import client_options, simulate
 
 PARTS = torch.arange(48).chunk(4)
 GROUPS = [[0, 1], [2, 3]]
@@ -51,8 +52,8 @@ class Grouped(nn.Module):
 
 
 def run(kind: type = Normed, rules: Any = "mtgc", keep: Any = "batch_norm", **more: Any) -> Simulation:
-    settings = {"periods": [2, 3], "rounds": 2, "batch": 5, "test": data(), "diagnose": "none"}
-    return simulate(lambda: kind().double(), data(), PARTS, "2x2", rules, keep_at_home=keep, **settings | more)
+    settings = {"periods": [2, 3], "rounds": 2, "batch": 5, "test": data(), "drift": "none"}
+    return simulate(lambda: kind().double(), data(), PARTS, "2x2", rules, local_parameters=keep, **settings | more)
 
 
 def mean(states: list[dict[str, Tensor]], names: list[str]) -> dict[str, Tensor]:
@@ -153,10 +154,10 @@ def test_clients_are_evaluated_with_their_own() -> None:
     [
         {},
         {"participation": 0.5},
-        {"leaf": leaf(0.1, momentum=0.9, optimiser_state="keep")},
-        {"leaf": leaf(0.01, optimiser="adam", optimiser_state="keep")},
-        {"leaf": leaf(0.01, optimiser="adam")},
-        {"rules": ["mtgc", "scaffold"], "diagnose": "ideal"},
+        {"leaf": client_options(0.1, momentum=0.9, optimizer_state="keep")},
+        {"leaf": client_options(0.01, optimizer="adam", optimizer_state="keep")},
+        {"leaf": client_options(0.01, optimizer="adam")},
+        {"rules": ["mtgc", "scaffold"], "drift": "ideal"},
     ],
     ids=["plain", "some take part", "momentum", "adam kept", "adam", "ideal"],
 )
@@ -176,24 +177,24 @@ def test_a_run_goes_on_to_the_same_bits(kind: type, more: dict[str, Any]) -> Non
 
 def test_a_kept_state_of_the_optimiser_is_whole() -> None:
     """Momentum goes on where models are shared and where they stay."""
-    chain = leaf(0.05, momentum=0.9, optimiser_state="keep")
+    chain = client_options(0.05, momentum=0.9, optimizer_state="keep")
     one, other = (run(Grouped, keep=["norm"], leaf=chain, engine=engine).run() for engine in ("loop", "stacked"))
     assert torch.allclose(one.models[-1], other.models[-1], atol=1e-12)
-    forgetful = run(Grouped, keep=["norm"], leaf=leaf(0.05, momentum=0.9)).run()
+    forgetful = run(Grouped, keep=["norm"], leaf=client_options(0.05, momentum=0.9)).run()
     assert not torch.allclose(one.models[-1], forgetful.models[-1])
 
 
 def test_a_saved_run_is_the_same_again(tmp_path: Path) -> None:
-    first, again = (run(save=tmp_path / "run").run() for _ in range(2))
+    first, again = (run(save=tmp_path / "run", keep_state=True).run() for _ in range(2))
     assert torch.equal(first.models[-1], again.models[-1]) and torch.equal(first.buffers[-1], again.buffers[-1])
-    with pytest.raises(InvalidInput, match="keep_at_home"):
-        run(keep=None, save=tmp_path / "run")
+    with pytest.raises(InvalidInput, match="local_parameters"):
+        run(keep=None, save=tmp_path / "run", keep_state=True)
 
 
 def test_a_client_whose_update_is_refused_keeps_what_it_had() -> None:
     inputs, targets = data()
     inputs[PARTS[1]] = float("nan")
-    settings = {"periods": [2, 3], "rounds": 2, "batch": 5, "keep_at_home": "batch_norm"}
+    settings = {"periods": [2, 3], "rounds": 2, "batch": 5, "local_parameters": "batch_norm"}
     simulation = simulate(lambda: Normed().double(), (inputs, targets), PARTS, "2x2", "mtgc", **settings)
     result = simulation.run()
     assert result.refused == {"0/1": 4}
@@ -228,7 +229,7 @@ def test_what_names_mean() -> None:
         (Normed, 3, "must be"),
         (Normed, [torch.arange(2)], "a list of names"),
         (Normed, ["*"], "leaves no parameter"),
-        (Normed, ["num_batches_tracked"], "keep_at_home"),
+        (Normed, ["num_batches_tracked"], "local_parameters"),
     ],
 )
 def test_mistakes_are_one_line(kind: type, keep: Any, message: str) -> None:
@@ -246,10 +247,10 @@ def test_a_pull_behind_the_clip_is_refused() -> None:
 def test_in_a_config() -> None:
     values = {
         "tree": {"shape": "2x2"},
-        "model": {"name": "mlp", "keep_at_home": ["*.bias"]},
+        "model": {"name": "mlp", "local_parameters": ["*.bias"]},
         "schedule": {"periods": [1, 1]},
-        "run": {"rounds": 1},
+        "rounds": 1,
     }
-    simulation = experiment(Config.of(values))
+    simulation = build(Experiment.from_table(values))
     assert len(simulation.home.parameters.local_K) > 0
     assert simulation.federation.levels[0].model.shape[1] == len(simulation.home.parameters.shared_S)

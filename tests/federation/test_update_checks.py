@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stratafl import Draw, InvalidInput, RoundResult, Simulation, Tree, rules, simulate
+from stratafl import Draw, InvalidInput, RoundResult, Simulation, Topology, rules
 from stratafl.base.errors import join_names
 from stratafl.base.topology import sibling_median
 from stratafl.federation.update_checks import DEFAULT_RATIO, Rejection, limits_by_level
 from stratafl.metrics.objective import Objective
 from stratafl.metrics.records import LOST_ROUNDS, RankRecord, all_refused_error, merge_records
 from stratafl.simulation.result import Result
+from tests.flat import simulate
 from tests.problems import without
 from tests.slow import slow
 
@@ -34,7 +35,7 @@ def study(
     method: Any = "mtgc", depth: int = 2, *, scale: dict[int, float] | float = 1.0, double: bool = False, **more: Any
 ) -> Simulation:
     """A few clients; the inputs of those in `scale`, or of all, are of that size."""
-    tree = Tree.of(more.pop("tree", SHAPES[depth]))
+    tree = Topology.of(more.pop("tree", SHAPES[depth]))
     random = torch.Generator().manual_seed(2)
     inputs = torch.randn(tree.leaves * EACH, FEATURES, generator=random)
     targets = (inputs @ torch.randn(FEATURES, CLASSES, generator=random)).argmax(dim=1)
@@ -186,7 +187,7 @@ def test_the_reason_is_told() -> None:
 @pytest.mark.parametrize("tree", [1, 2, [1, 1], [1, 3], [2, 2]], ids=str)
 @pytest.mark.parametrize("double", [False, True])
 def test_few_siblings_or_none(tree: Any, double: bool) -> None:
-    periods = [1] * Tree.of(tree).depth
+    periods = [1] * Topology.of(tree).depth
     result = study("hfedavg", tree=tree, scale={0: -1e38}, double=double, rounds=2, periods=periods).run()
     assert set(result.refused) == {result.tree.names[-1][0]}
     assert result.models[0].abs().max() < 100
@@ -325,7 +326,7 @@ def test_a_healthy_client_now_and_then_keeps_a_run_alive() -> None:
 
 
 def test_thirty_thousand_refusals_are_told_in_no_time() -> None:
-    tree, count = Tree.of("300x100"), 30_000
+    tree, count = Topology.of("300x100"), 30_000
     half = count // 2
     refusals = [Rejection(name, False) for name in tree.names[-1]]
     parts = [
@@ -359,7 +360,7 @@ def test_names_of_two_nodes_alike_are_found_in_no_time() -> None:
     names = [str(number) for number in range(30_000)]
     began = time.perf_counter()
     with pytest.raises(InvalidInput, match="'29999'"):
-        Tree.of([*names, "29999"])
+        Topology.of([*names, "29999"])
     assert time.perf_counter() - began < 5
 
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stratafl import Rule, Simulation, average, leaf, simulate
+from stratafl import Rule, Simulation, average
 from tests.deploy.trees import TOLERANCE, Deployed, assert_agrees, simulation
+from tests.flat import client_options, simulate
 from tests.slow import slow
 
 SHAPE, LEAVES = [[2, 1], [1, 2]], 6
@@ -92,7 +93,7 @@ def remembering() -> Rule:
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_states_begin_with_the_first_round_as_deployed_ones_do(depth: int) -> None:
-    chain = leaf(0.05, momentum=0.5, optimiser_state="keep")
+    chain = client_options(0.05, momentum=0.5, optimizer_state="keep")
     sim = simulation([remembering()] * depth, depth, participation=[0.5] * depth, rounds=5, leaf=chain)
     deployed = Deployed(sim, by_samples=True).run()
     torch.testing.assert_close(deployed.model(), sim.run().models[0][0], **TOLERANCE)
@@ -115,7 +116,7 @@ def test_states_that_begin_late_outlive_a_resume(engine: str) -> None:
 
 
 def rates(*values: float) -> Any:
-    return leaf(lambda round: values[round])
+    return client_options(lambda round: values[round])
 
 
 STILL: list[Any] = ["hfedavg", "fedprox", "group_correction", "local_correction", "mtgc", KEEP, GRADIENT, "scaffold"]

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from stratafl import Draw, Result, average, mtgc, scaffold, simulate
+from stratafl import Draw, Result, average, mtgc, scaffold
 from stratafl.metrics.communication import Total
+from tests.flat import simulate
 from tests.problems import LeastSquares
 
 E, H, T = 3, 2, 4

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from papers.harness.report import describe
 from papers.mtgc.figures import draw
 from papers.mtgc.paper import MTGC
-from stratafl import simulate
 from stratafl.cli.main import main
-from stratafl.config.schema import Config
+from stratafl.experiment.experiment import Experiment
 from stratafl.metrics.evaluation import evaluate, finalize_metrics
 from stratafl.metrics.objective import Goal
 from stratafl.metrics.records import diverged, measured
@@ -32,6 +31,7 @@ from stratafl.runs.curves import curve_of, mean_curve
 from stratafl.runs.groups import group_runs, select_metric
 from stratafl.runs.launch import Launch
 from stratafl.runs.sweep import PlannedRun, table
+from tests.flat import simulate
 from tests.metrics.evaluated import evaluated
 from tests.papers.histories import results, stored
 
@@ -125,7 +125,7 @@ def test_a_run_that_diverges_says_so_and_reaches_nothing() -> None:
     after = [record.metrics for record in result.history[died - 1 :]]
     assert all(math.isnan(metrics["accuracy"]) and not math.isfinite(metrics["loss"]) for metrics in after)
     best = max(record.metrics["accuracy"] for record in result.history[: died - 1])
-    assert len(fragile(0.2, stop_at=min(best + 1e-6, 1.0)).run().history) == 8
+    assert len(fragile(0.2, stop_when=min(best + 1e-6, 1.0)).run().history) == 8
     assert fragile(0.01).run().diverged is None
     rare = fragile(0.2, evaluate_every=3).run().diverged
     assert rare is not None and died <= rare <= died + 2 and (rare % 3 == 0 or rare == 8)
@@ -133,11 +133,11 @@ def test_a_run_that_diverges_says_so_and_reaches_nothing() -> None:
 
 CONFIG = {
     "tree": {"shape": "2x2"},
-    "data": {"name": "synthetic", "synthetic": {"samples": 20, "features": 5, "classes": 3}},
+    "data": {"source": "synthetic", "arguments": {"samples": 20, "features": 5, "classes": 3}},
     "model": {"name": "tests.metrics.test_divergence:Fragile", "features": 5},
     "method": {"name": "hfedavg"},
     "schedule": {"periods": [1, 5]},
-    "run": {"rounds": 6},
+    "rounds": 6,
 }
 
 
@@ -145,7 +145,7 @@ CONFIG = {
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("diverged") / "runs"
     for name, rate in (("dead", 0.3), ("alive", 0.01)):
-        Launch.new(Config.of({**CONFIG, "leaf": {"lr": rate}}), name, folder).run()
+        Launch.new(Experiment.from_table({**CONFIG, "client": {"lr": rate}}), name, folder).run()
     return folder
 
 
@@ -175,7 +175,7 @@ def test_the_record_and_the_listing_say_when(runs: Path, monkeypatch, capsys) ->
 
 
 def test_a_sweep_tells_how_many_diverged(runs: Path) -> None:
-    config = Config.of(CONFIG)
+    config = Experiment.from_table(CONFIG)
     dead, alive = of(runs, "dead"), of(runs, "alive")
     entries = [PlannedRun("a", "one", config), PlannedRun("b", "one", config), PlannedRun("c", "two", config)]
     one, two = table(entries, {"a": dead, "b": alive, "c": dead}, target=Goal("accuracy", 0.9999))
@@ -206,7 +206,7 @@ def test_a_mean_ends_where_its_first_run_died(runs: Path) -> None:
     dead, alive = of(runs, "dead"), of(runs, "alive")
     mean = mean_curve([curve_of(dead), curve_of(alive)])
     assert mean.diverged == dead.diverged and mean.last("accuracy") is None
-    config = dead.config | {"run": dead.config["run"] | {"seed": 1}}
+    config = dead.config | {"seed": 1}
     groups = group_runs([dead, replace(dead, id="another", config=config)])
     accuracy = next(column for column in columns(groups, select_metric(groups)[0]) if column.title == "accuracy, %")
     assert accuracy.cells == [SummaryCell(f"2 of 2 diverged, the first at round {dead.diverged}")]
@@ -214,7 +214,7 @@ def test_a_mean_ends_where_its_first_run_died(runs: Path) -> None:
 
 def test_an_old_record_s_accuracy_after_death_reaches_nothing() -> None:
     """Versions before this one took the first class for the best of scores that were NaN."""
-    config = Config.of({"run": {"rounds": 4}})
+    config = Experiment.from_table({"rounds": 4})
     run = stored(config, [0.5, 0.6, 0.9, 0.9])
     for record in run.rounds[2:]:
         record["metrics"]["loss"] = NAN
@@ -227,7 +227,8 @@ def test_an_old_record_s_accuracy_after_death_reaches_nothing() -> None:
 def test_reproduce_counts_a_dead_run_as_nothing(tmp_path: Path) -> None:
     def history(case) -> list[float]:
         last = {"mtgc": 0.9, "feddyn": 0.95}.get(case.line, 0.5)
-        return [0.4] * (case.config.run.rounds // 2) + [last] * (case.config.run.rounds - case.config.run.rounds // 2)
+        half = case.experiment.rounds // 2
+        return [0.4] * half + [last] * (case.experiment.rounds - half)
 
     figure = results("fig3", history, scale="quick", seeds=2)
     panel = figure.panels[0]

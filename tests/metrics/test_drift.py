@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from stratafl import Draw, InvalidInput, Tree, constant, corrections, leaf, median, simulate
+from stratafl import Draw, InvalidInput, Topology, corrections, median
 from stratafl.core.client_update import Leaf
+from stratafl.core.optimizer import constant
 from stratafl.metrics.drift import Drift
+from tests.flat import client_options, simulate
 from tests.problems import PERIODS, SHAPES, LeastSquares, random_weights
 from tests.rules.test_parity import problem_and_setting
 from tests.slow import slow
@@ -171,7 +173,7 @@ METHODS = {
 def test_the_paper_s_quantities(shape: str, method: str, weighted: str, partial: bool) -> None:
     problem, setting = problem_and_setting(shape, weighted)
     settings = {"participation": [participation] * setting.M} if partial else {}
-    simulation = problem.simulation(method, rounds=ROUNDS, lr=LR, diagnose="ideal", **settings)
+    simulation = problem.simulation(method, rounds=ROUNDS, lr=LR, drift="ideal", **settings)
     transcription = Transcription(setting, METHODS[method](setting.M), partial)
     for result in simulation:
         expected = transcription.round()
@@ -186,7 +188,7 @@ def test_the_paper_s_quantities(shape: str, method: str, weighted: str, partial:
 def test_looking_changes_no_bit(method: str, engine: str) -> None:
     problem = LeastSquares("2x3", random_weights("2x3"))
     runs = [
-        problem.run(method, diagnose=diagnose, engine=engine, batch=2, participation=0.7)
+        problem.run(method, drift=diagnose, engine=engine, batch=2, participation=0.7)
         for diagnose in ("none", "drift", "ideal")
     ]
     for other in runs[1:]:
@@ -202,8 +204,8 @@ def test_families_of_any_size_are_measured_alike() -> None:
     maker = torch.Generator().manual_seed(0)
     x_NP = torch.randn(7, 5, generator=maker, dtype=torch.float64)
     of_MP = torch.randn(3, 5, generator=maker, dtype=torch.float64)
-    equal = Drift(Tree.of("2x3"))._squared_distances(2, x_NP[:6], of_MP[:2])
-    unequal = Drift(Tree.of([3, 3, 1]))._squared_distances(2, x_NP, of_MP)
+    equal = Drift(Topology.of("2x3"))._squared_distances(2, x_NP[:6], of_MP[:2])
+    unequal = Drift(Topology.of([3, 3, 1]))._squared_distances(2, x_NP, of_MP)
     assert torch.allclose(equal, unequal[:6], rtol=1e-14)
 
 
@@ -247,14 +249,16 @@ def test_refused_clients_are_counted_and_left_out() -> None:
 @pytest.mark.parametrize("rules", ["mtgc", "fedprox"])
 def test_clipped_steps(norm: float, share: float, engine: str, rules: str) -> None:
     problem = LeastSquares("2x2")
-    simulation = problem.simulation(rules, rounds=1, lr=leaf(0.05, clip_norm=norm), engine=engine)
+    simulation = problem.simulation(rules, rounds=1, lr=client_options(0.05, clip_norm=norm), engine=engine)
     assert next(simulation).drift["2"]["clipped"] == share
 
 
 def test_the_engines_clip_the_same_steps() -> None:
     problem = LeastSquares("2x2")
     shares = [
-        next(problem.simulation("mtgc", rounds=1, lr=leaf(0.05, clip_norm=1.0), engine=engine)).drift["2"]["clipped"]
+        next(problem.simulation("mtgc", rounds=1, lr=client_options(0.05, clip_norm=1.0), engine=engine)).drift["2"][
+            "clipped"
+        ]
         for engine in ("loop", "stacked")
     ]
     assert shares[0] == shares[1] and 0 < shares[0] < 1
@@ -282,13 +286,13 @@ def test_clipped_steps_are_left_out_where_nothing_clips() -> None:
 
 def test_a_run_that_blows_up_still_has_a_diagnosis() -> None:
     problem = LeastSquares("2x2")
-    for result in problem.simulation("mtgc", rounds=3, lr=1e60, diagnose="ideal"):
+    for result in problem.simulation("mtgc", rounds=3, lr=1e60, drift="ideal"):
         assert all(np.isfinite(value) for level in result.drift.values() for value in level.values())
 
 
 def test_what_can_be_asked_for() -> None:
     problem = LeastSquares(2)
-    with pytest.raises(InvalidInput, match="diagnose = 'everything': unknown; known: drift, ideal, none"):
+    with pytest.raises(InvalidInput, match=r"evaluation.drift = 'everything': unknown; known: drift, ideal, none"):
         simulate(
             torch.nn.Linear(3, 1),
             problem.data,
@@ -296,5 +300,5 @@ def test_what_can_be_asked_for() -> None:
             2,
             periods=[1],
             rounds=1,
-            diagnose="everything",  # type: ignore[arg-type]
+            drift="everything",  # type: ignore[arg-type]
         )

@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from stratafl import InvalidInput, Simulation, simulate
-from stratafl.config.schema import Config
-from stratafl.config.setup import experiment
+from stratafl import InvalidInput, Simulation
+from stratafl.experiment.experiment import Experiment
 from stratafl.metrics.objective import Goal, default_metric, parse_goal, parse_goals
 from stratafl.runs import StoredRun, read_run
 from stratafl.runs.launch import Launch
 from stratafl.runs.sweep import Plan, table
+from stratafl.simulation.build import build
+from tests.flat import simulate
 
 X = torch.randn(40, 3, generator=torch.Generator().manual_seed(2))
 TRUE = X @ torch.tensor([1.0, -2.0, 0.5])
@@ -96,16 +97,15 @@ def test_all_of_several_are_to_be_reached() -> None:
 
 
 def test_stop_at_is_an_accuracy() -> None:
-    one, other = classes(stop_at=0.85).run().history, classes(stop_when={"accuracy": 0.85}).run().history
+    one, other = classes(stop_when=0.85).run().history, classes(stop_when={"accuracy": 0.85}).run().history
     assert 1 < len(one) == len(other) < 30
 
 
 REFUSED = [
-    (regression, {"stop_at": 0.8}, "stop_at = 0.8: 'accuracy' is not measured; measured are loss"),
+    (regression, {"stop_when": 0.8}, "evaluation.stop_when = 0.8: 'accuracy' is not measured; measured are loss"),
     (regression, {"stop_when": {"f1": 0.8}, "metrics": ["mae"]}, "'f1' is not measured; measured are loss, mae"),
-    (classes, {"stop_at": 0.8, "test": None}, "'accuracy' is not measured; there is no test data"),
-    (classes, {"stop_when": "loss <= 1", "stop_at": 0.8}, "give either stop_at, an accuracy, or stop_when"),
-    (classes, {"stop_at": 1.5}, "stop_at = 1.5: must be a finite number above 0 and at most 1"),
+    (classes, {"stop_when": 0.8, "test": None}, "'accuracy' is not measured; there is no test data"),
+    (classes, {"stop_when": 1.5}, "evaluation.stop_when = 1.5: must be a finite number above 0 and at most 1"),
 ]
 
 
@@ -117,16 +117,16 @@ def test_what_is_never_reached_is_refused(make: Any, settings: dict[str, Any], s
 
 CONFIG = {
     "tree": {"shape": "2x2"},
-    "data": {"name": "synthetic", "synthetic": {"samples": 30, "features": 5, "classes": 3}},
+    "data": {"source": "synthetic", "arguments": {"samples": 30, "features": 5, "classes": 3}},
     "model": {"name": "logistic"},
     "schedule": {"periods": [1, 5]},
-    "objective": {"metrics": ["f1", "perplexity"]},
-    "run": {"rounds": 40},
+    "evaluation": {"metrics": ["f1", "perplexity"]},
+    "rounds": 40,
 }
 
 
-def stored(folder: Path, **run: Any) -> StoredRun:
-    config = Config.of({**CONFIG, "run": {**CONFIG["run"], **run}})
+def stored(folder: Path, stop_when: str | None = None) -> StoredRun:
+    config = Experiment.from_table(CONFIG).replace({"evaluation.stop_when": stop_when})
     return read_run(Launch.new(config, "one", folder).run().path)
 
 
@@ -164,4 +164,4 @@ def test_a_sweep_counts_rounds_to_any_target(tmp_path: Path) -> None:
 
 def test_a_config_that_stops_at_nothing_measured_is_refused() -> None:
     with pytest.raises(InvalidInput, match="'auc' is not measured; measured are loss, accuracy, f1, perplexity"):
-        experiment(Config.of({**CONFIG, "run": {"stop_when": {"auc": 0.9}}}))
+        build(Experiment.from_table(CONFIG).replace({"evaluation.stop_when": {"auc": 0.9}}))

@@ -14,13 +14,14 @@ import torch.nn.functional as F
 from sklearn import metrics as sklearn
 from torch import Tensor, nn
 
-from stratafl import InvalidInput, Simulation, simulate
-from stratafl.config.schema import Config
-from stratafl.config.setup import experiment
+from stratafl import InvalidInput, Simulation
 from stratafl.core.losses import parse_loss
+from stratafl.experiment.experiment import Experiment
 from stratafl.metrics import evaluation as measuring
 from stratafl.metrics.evaluation import EvaluationSums, evaluate, finalize_metrics
 from stratafl.metrics.metrics import Metric, metric_directions, parse_metrics
+from stratafl.simulation.build import build
+from tests.flat import simulate
 from tests.metrics.evaluated import evaluated
 
 random = torch.Generator().manual_seed(4)
@@ -142,14 +143,23 @@ def test_which_way_is_better() -> None:
         return 0.0
 
     metrics = {
-        "f1": "f1", "mae": error, "mine": error, "low": {"fn": error, "better": "lower"},
-        "up": {"name": "rmse", "better": "higher"}, "top": {"name": "topk", "k": 2},
-    }  # fmt: skip
+        "f1": "f1",
+        "mae": error,
+        "mine": error,
+        "low": {"fn": error, "better": "lower"},
+        "up": {"name": "rmse", "better": "higher"},
+        "top": {"name": "topk", "k": 2},
+    }
     ways = metric_directions(parse_metrics(metrics), accuracy=False)
     assert ways == {
-        "loss": "lower", "f1": "higher", "mae": "lower", "mine": "higher", "low": "lower", "up": "higher",
+        "loss": "lower",
+        "f1": "higher",
+        "mae": "lower",
+        "mine": "higher",
+        "low": "lower",
+        "up": "higher",
         "top": "higher",
-    }  # fmt: skip
+    }
     assert list(metric_directions((), accuracy=True)) == ["loss", "accuracy"]
     assert [metric.name for metric in parse_metrics(["f1", {"name": "topk", "k": 2}, error])] == ["f1", "top2", "error"]
 
@@ -272,24 +282,30 @@ def test_a_config_names_them(tmp_path: Path) -> None:
     )
     config = {
         "tree": {"shape": "2x2"},
-        "data": {"name": "synthetic", "synthetic": {"samples": 20, "features": 5, "classes": 3}},
+        "data": {"source": "synthetic", "arguments": {"samples": 20, "features": 5, "classes": 3}},
         "model": {"name": "logistic"},
         "schedule": {"periods": [1, 2]},
-        "run": {"rounds": 1},
-        "objective": {
+        "rounds": 1,
+        "evaluation": {
             "metrics": {
-                "f1": "f1", "gap": {"name": f"{path}:gap", "better": "lower", "times": 2.0}, "count": f"{path}:Count",
+                "f1": "f1",
+                "gap": {"name": f"{path}:gap", "better": "lower", "times": 2.0},
+                "count": f"{path}:Count",
             }
         },
-    }  # fmt: skip
-    sim = experiment(Config.of(config))
+    }
+    sim = build(Experiment.from_table(config))
     assert sim.objective.better == {
-        "loss": "lower", "accuracy": "higher", "f1": "higher", "gap": "lower", "count": "higher",
-    }  # fmt: skip
+        "loss": "lower",
+        "accuracy": "higher",
+        "f1": "higher",
+        "gap": "lower",
+        "count": "higher",
+    }
     last = sim.run().history[-1].metrics
     assert last["count"] == 16 and set(last) == {"loss", "accuracy", "f1", "gap", "count"}
-    config["objective"] = {"metrics": ["f1", f"{path}:gap"]}
-    again = experiment(Config.of(config)).run().history[-1].metrics
+    config["evaluation"] = {"metrics": ["f1", f"{path}:gap"]}
+    again = build(Experiment.from_table(config)).run().history[-1].metrics
     assert last["gap"] == pytest.approx(2 * again["gap"]) and np.isfinite(again["f1"])
 
 

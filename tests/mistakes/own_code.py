@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from stratafl import InvalidInput, Rule, UserCodeError, average, simulate
+from stratafl import InvalidInput, Rule, UserCodeError, average
+from tests.flat import simulate
 
 INPUTS, TARGETS = torch.linspace(-1, 1, 64).reshape(16, 4), torch.arange(16) % 2
 

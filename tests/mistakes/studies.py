@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from stratafl import simulate
+from tests.flat import simulate
 
 NAN, INF = float("nan"), float("inf")
 PARTS = [[0, 1], [2, 3], [4, 5], [6, 7]]
@@ -20,7 +20,7 @@ def study(**changes) -> object:
         "data": (INPUTS, LABELS),
         "partition": PARTS,
         "tree": "2x2",
-        "rules": "mtgc",
+        "method": "mtgc",
         "periods": [2, 2],
         "rounds": 1,
         **changes,

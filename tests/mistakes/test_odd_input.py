@@ -17,11 +17,12 @@ import pytest
 import torch
 from torch import nn
 
-from stratafl import InvalidInput, simulate
+from stratafl import InvalidInput
 from stratafl.cli.main import main
-from stratafl.config.schema import Config
-from stratafl.config.setup import experiment
+from stratafl.experiment.experiment import Experiment, all_options
 from stratafl.runs.sweep import Plan
+from stratafl.simulation.build import build
+from tests.flat import simulate
 from tests.slow import slow
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -45,21 +46,62 @@ PLAIN: list[Any] = [
 ]  # fmt: skip
 """Values that a TOML table can hold, or that a user may enter."""
 
-SYNTHETIC = {
-    "tree": {"shape": {"a": ["x", "y"], "b": 2}, "weights": [1.0, 2.0, 3.0, 4.0]},
-    "data": {
-        "name": "synthetic",
-        "synthetic": {"samples": 20, "alpha": [1.0, 0.5], "beta": 1.0, "features": 5, "classes": 3, "test_share": 0.2},
-    },
-    "model": {"name": "mlp", "hidden": [4]},
-    "method": {"rules": ["average", {"name": "fedprox", "mu": 0.1}]},
-    "schedule": {"steps_per_sync": [2, 1], "participation": [1.0, 0.5]},
-    "leaf": {"momentum": 0.1, "sampling": "replacement", "schedule": {"name": "step", "every": 1, "factor": 0.5}},
-    "run": {
-        "rounds": 1, "evaluate_every": 1, "stop_at": 0.9, "checkpoint_every": 1, "keep_state": False, "device": "cpu",
-        "engine": "loop", "precision": "fp32", "diagnose": "drift",
-    },
-}  # fmt: skip
+SYNTHETIC = tomllib.loads("""
+rounds = 1
+seed = 3
+loss = { name = "cross_entropy", label_smoothing = 0.1 }
+plugins = []
+
+[tree]
+shape = { a = ["x", "y"], b = 2 }
+weights = [1.0, 2.0, 3.0, 4.0]
+
+[data]
+source = "synthetic"
+arguments = { samples = 20, alpha = [1.0, 0.5], beta = 1.0, features = 5, classes = 3, test_share = 0.2 }
+
+[model]
+name = "mlp"
+hidden = [4]
+local_parameters = ["3.bias"]
+
+[method]
+rules = ["average", { name = "fedprox", mu = 0.1 }]
+
+[schedule]
+periods = [2, 1]
+participation = [1.0, 0.5]
+wait = "all"
+
+[client]
+lr = 0.1
+lr_schedule = { name = "step", every = 1, factor = 0.5 }
+batch_size = 8
+sampling = "replacement"
+optimizer = { name = "sgd", momentum = 0.1 }
+clip_norm = 1.0
+weight_decay = 0.01
+
+[aggregation]
+update_limit = 100.0
+update_factor = [0.0, 8.0]
+
+[evaluation]
+metrics = ["f1"]
+every = 1
+levels = [1, "clients"]
+stop_when = 0.9
+drift = "ideal"
+
+[storage]
+checkpoint_every = 1
+keep_state = false
+
+[execution]
+device = "cpu"
+engine = "loop"
+precision = "fp32"
+""")
 
 
 def examples() -> list[dict[str, Any]]:
@@ -71,10 +113,10 @@ def examples() -> list[dict[str, Any]]:
     digits["data"] |= {"rotation": {"start": -50, "step": 10, "level": 1}, "augment": "flip_and_crop"}
     hospitals["schedule"]["periods"] = own_rule["schedule"]["periods"] = [1, 2]
     hospitals["data"]["partition"] = [{"name": "iid", "sizes": [400, 400]}, {"name": "classes", "k": 9}]
-    own_rule["run"]["plugins"] = [str(EXAMPLES / "own_rule.py")]
+    own_rule["plugins"] = [str(EXAMPLES / "own_rule.py")]
     for config in (digits, hospitals, own_rule):
         config["model"]["hidden"] = [4]
-        config["run"]["rounds"] = 1
+        config["rounds"] = 1
     return [digits, hospitals, own_rule, SYNTHETIC]
 
 
@@ -118,19 +160,19 @@ def tried(simulation: Any) -> None:
 @pytest.mark.parametrize("count", [200, slow(500)])
 def test_every_key_of_a_config_may_hold_anything(count: int) -> None:
     configs = examples()
-    assert all(judged(lambda: tried(experiment(Config.of(config))), config) for config in configs)
+    assert all(judged(lambda: tried(build(Experiment.from_table(config))), config) for config in configs)
     cases = [(i, path, odd) for i, config in enumerate(configs) for path in places(config) for odd in PLAIN]
     chosen = random.Random(0).sample(cases, count)
     worked = 0
     for number, path, odd in chosen:
         values = changed(configs[number], path, odd)
-        worked += judged(lambda: tried(experiment(Config.of(values))), (number, path, type(odd)))
+        worked += judged(lambda: tried(build(Experiment.from_table(values))), (number, path, type(odd)))
     assert 0 < worked < len(chosen) / 2
 
 
 def test_every_key_of_a_sweep_may_hold_anything() -> None:
     sweep = tomllib.loads((EXAMPLES / "sweep.toml").read_text())
-    sweep["variants"] = {"short": {"run": {"rounds": 3}}, "fast": {"leaf": {"lr": 0.3}}}
+    sweep["variants"] = {"short": {"rounds": 3}, "fast": {"client": {"lr": 0.3}}}
     assert judged(lambda: Plan.of(sweep, "study", EXAMPLES), sweep)
     cases = [(path, odd) for path in places(sweep) for odd in PLAIN]
     for path, odd in random.Random(3).sample(cases, 200):
@@ -145,14 +187,16 @@ WORDS = [
 ]  # fmt: skip
 """Values as typed after `--set section.key=`."""
 SMALL = """
+rounds = 1
+
 [tree]
 shape = "2x2"
+
 [model]
 name = "logistic"
+
 [schedule]
 periods = [1, 1]
-[run]
-rounds = 1
 """
 
 
@@ -160,8 +204,8 @@ def test_every_change_on_the_command_line_may_be_anything(tmp_path, monkeypatch,
     """Exit code 0 means that there is a run; 2 means one line of error and no run."""
     config, runs = tmp_path / "small.toml", tmp_path / "runs"
     config.write_text(SMALL)
-    keys = [f"{section}.{key}" for section, values in Config().as_dict().items() for key in values]
-    keys = [key for key in [*keys, "data.rotation.start", "data.synthetic.alpha", "none.at.all"] if key != "run.rounds"]
+    keys = [*all_options(), "data.rotation.start", "data.arguments.alpha", "none.at.all"]
+    keys.remove("rounds")
     for key, word in random.Random(1).sample([(key, word) for key in keys for word in WORDS], 150):
         before = len(list(runs.iterdir())) if runs.exists() else 0
         arguments = ["run", config, "--quiet", "--runs", runs, "--set", f"{key}={word}"]
@@ -182,10 +226,10 @@ def test_every_change_on_the_command_line_may_be_anything(tmp_path, monkeypatch,
 INPUTS, LABELS = torch.arange(24.0).reshape(8, 3) / 24, torch.arange(8) % 2
 CALL: dict[str, Any] = {
     "model": nn.Linear(3, 2), "data": (INPUTS, LABELS), "partition": [[0, 1], [2, 3], [4, 5], [6, 7]], "tree": "2x2",
-    "rules": "mtgc", "periods": [1, 2], "rounds": 1, "leaf": 0.1, "batch": 2, "sampling": "epochs",
-    "test": (INPUTS, LABELS), "loss": None, "weights": "uniform", "participation": None, "seed": 0, "initial": None,
-    "evaluate_every": 1, "evaluate_levels": [0], "stop_at": None, "augment": None, "device": "cpu", "engine": "loop",
-    "precision": "fp32", "diagnose": "drift", "ranks": None,
+    "method": "mtgc", "periods": [1, 2], "rounds": 1, "leaf": 0.1, "batch": 2, "sampling": "shuffle",
+    "test": (INPUTS, LABELS), "loss": None, "weights": "uniform", "participation": "all", "seed": 0, "initial": None,
+    "evaluate_every": 1, "evaluate_levels": [1], "stop_when": None, "augment": "none", "device": "cpu",
+    "engine": "loop", "precision": "fp32", "drift": "drift", "ranks": None,
 }  # fmt: skip
 OBJECTS: list[Any] = [
     *PLAIN, torch.zeros(2), torch.zeros(()), torch.zeros(2, device="meta"), np.zeros(4), np.array(1), np.arange(8),

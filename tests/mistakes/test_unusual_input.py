@@ -38,11 +38,11 @@ def test_batches_of_a_far_meeting_are_drawn_a_few_at_a_time(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("engine", ["loop", "vmap", "stacked"])
-@pytest.mark.parametrize("rules", ["mtgc", "scaffold", "median", "adam"])
-def test_a_module_may_be_of_bfloat16(engine: str, rules: str) -> None:
+@pytest.mark.parametrize("method", ["mtgc", "scaffold", "median", "adam"])
+def test_a_module_may_be_of_bfloat16(engine: str, method: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).bfloat16()
-    sim = study(model=model, engine=engine, rules=rules, test=(INPUTS, LABELS), diagnose="ideal")
+    sim = study(model=model, engine=engine, method=method, test=(INPUTS, LABELS), drift="ideal")
     result = sim.run()
     assert result.models[0].dtype == torch.bfloat16
     assert result.models[0].isfinite().all()

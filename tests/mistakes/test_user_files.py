@@ -9,23 +9,26 @@ from pathlib import Path
 import pytest
 
 from stratafl.base.files import read_json
-from stratafl.config.schema import Config
+from stratafl.experiment.experiment import Experiment
 from stratafl.rules import registry
 from stratafl.runs.sweep.worker import Answers, work
 from tests.commands import command
 
 CONFIG = """
-[tree]
-shape = "2x2"
-[model]
-name = "{model}"
-[method]
-name = "{method}"
-[schedule]
-periods = [2, 2]
-[run]
 rounds = 3
 plugins = {plugins}
+
+[tree]
+shape = "2x2"
+
+[model]
+name = "{model}"
+
+[method]
+name = "{method}"
+
+[schedule]
+periods = [2, 2]
 """
 MODEL = """
 import torch
@@ -58,13 +61,13 @@ FILES: dict[str, tuple[dict[str, str], dict[str, str], list[str]]] = {
         "must be a tensor of shape (2, 650) like mean['model']",
         "  {here}/mine.py, line 7, in merge", "    def merge(memory, start, mean, share):"]),
     "a syntax error": ({"mine.py": "def (:\n"}, {"plugins": '["mine.py"]'}, [
-        "error: run.plugins = '{here}/mine.py': cannot be imported: SyntaxError: invalid syntax (mine.py, line 1)",
+        "error: plugins = '{here}/mine.py': cannot be imported: SyntaxError: invalid syntax (mine.py, line 1)",
         "  {here}/mine.py, line 1, in <module>", "    def (:"]),
     "a failing import": ({"mine.py": "1 / 0\n"}, {"plugins": '["mine.py"]'}, [
-        "error: run.plugins = '{here}/mine.py': cannot be imported: ZeroDivisionError: division by zero",
+        "error: plugins = '{here}/mine.py': cannot be imported: ZeroDivisionError: division by zero",
         "  {here}/mine.py, line 1, in <module>", "    1 / 0"]),
     "a model at set-up": ({"net.py": MODEL.format(after=0)}, {"model": "net.py:Net"}, [
-        "error: model = 'Net': cannot take data inputs of shape (1, 8, 8): ValueError: no more",
+        "error: model = 'Net': cannot take data.source inputs of shape (1, 8, 8): ValueError: no more",
         "  {here}/net.py, line 13, in forward", '    raise ValueError("no more")']),
 }  # fmt: skip
 
@@ -116,7 +119,7 @@ def test_a_run_of_a_sweep_tells_the_line(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     path = written(tmp_path, {"net.py": MODEL.format(after=30)}, model="net.py:Net")
     said = io.StringIO()
-    task = {"name": "a", "config": Config.load(path).as_dict(), "folder": "runs", "resume": None}
+    task = {"name": "a", "config": Experiment.from_toml(path).to_table(), "folder": "runs", "resume": None}
     work(task, Answers(said))
     *_, ended = map(json.loads, said.getvalue().splitlines())
     assert (ended["status"], ended["reason"]) == (

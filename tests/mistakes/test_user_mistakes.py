@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stratafl import InvalidInput, Rule, UserCodeError, average, leaf
-from stratafl.core.client_update import Leaf, corrections
-from stratafl.core.optimizer import constant
+from stratafl import InvalidInput, Rule, UserCodeError, average
+from stratafl.core.client_update import corrections
 from stratafl.distributed.communicator import Communicator
 from stratafl.rules.checks import UserFunction
 from tests.deploy.trees import Deployed, simulation
+from tests.flat import client_options
 from tests.mistakes.own_code import INPUTS, TARGETS, complaint_of, run
 
 # -- models, losses, transforms and the like, in any round -----------------------------------------
@@ -90,6 +90,11 @@ def stage(direction: Tensor, x: Tensor, correct: Callable) -> Tensor:
     return direction.reshape(3, 7)
 
 
+def transforms(stage: Callable) -> dict[str, Any]:
+    """Options of clients with a stage of the user's."""
+    return client_options(gradient_transforms=[corrections, stage])
+
+
 def late_rule() -> Rule:
     calls: list[int] = []
 
@@ -111,10 +116,11 @@ LATER: dict[str, tuple[Callable[[], object], str]] = {
         "loss Later.__call__ raised RuntimeError: not now, in round"),
     "augment": (lambda: run(augment=Later(lambda inputs, *more: inputs, 20)),
         "augment Later.__call__ raised RuntimeError: not now, in round"),
-    "learning rate": (lambda: run(leaf=leaf(warming)),
+    "learning rate": (lambda: run(leaf=client_options(warming)),
         "learning rate warming raised IndexError: list index out of range, in round 2"),
-    "participation": (lambda: run(participation=biased), "participation = 'biased': failed: LookupError: nobody"),
-    "stage": (lambda: run(leaf=Leaf(constant(0.1), (corrections, Later(lambda direction, *more: direction, 20)))),
+    "participation": (lambda: run(participation=biased),
+        "schedule.participation = 'biased': failed: LookupError: nobody"),
+    "stage": (lambda: run(leaf=transforms(Later(lambda direction, *more: direction, 20))),
         "stage Later.__call__ raised RuntimeError: not now, in round"),
     "rule": (lambda: run(late_rule()), "the rule of edge level 2: merge returned None as the model, must be a tensor"),
 }  # fmt: skip
@@ -160,15 +166,16 @@ class Numbers(torch.utils.data.Dataset):
 
 SET_UP: dict[str, tuple[Callable[[], object], str]] = {
     "a data set": (lambda: run(data=Numbers(lambda number: {}["x"])),
-        "data = 'Numbers': cannot be read: KeyError: 'x'"),
+        "data.source = 'Numbers': cannot be read: KeyError: 'x'"),
     "a model that cannot be made": (lambda: run(model=lambda: Fails()),
         "model = '<lambda>': cannot be made: TypeError"),
     "a first forward": (lambda: run(model=lambda: Fails(ValueError("no"), 0)),
-        "model = 'Fails': cannot take data inputs"),
+        "model = 'Fails': cannot take data.source inputs"),
     "a first loss": (lambda: run(loss=Later(F.cross_entropy, 0)), "loss = "),
-    "a first augment": (lambda: run(augment=Later(F.cross_entropy, 0)), "augment = "),
-    "a first stage": (lambda: run(leaf=Leaf(constant(0.1), (corrections, stage))), "leaf.stages = 'stage': fails on"),
-    "a first learning rate": (lambda: run(leaf=leaf(lambda round: 1 / 0)), "leaf.lr = '<lambda>': failed"),
+    "a first augment": (lambda: run(augment=Later(F.cross_entropy, 0)), "data.augment = "),
+    "a first stage": (lambda: run(leaf=transforms(stage)), "client.gradient_transforms = 'stage': fails on"),
+    "a first learning rate": (lambda: run(leaf=client_options(lambda round: 1 / 0)),
+        "client.lr_schedule = '<lambda>': failed"),
 }  # fmt: skip
 
 

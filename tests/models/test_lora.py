@@ -14,14 +14,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from stratafl import simulate
 from stratafl.base.errors import InvalidInput
-from stratafl.config.network import network
-from stratafl.config.schema import Config
-from stratafl.config.setup import experiment, initial_model
 from stratafl.core.flat_module import check_frozen, frozen_digest
+from stratafl.experiment.experiment import Experiment
+from stratafl.experiment.loading import model_factory
 from stratafl.models.lora import LowRank, adapters, merged
 from stratafl.runs.launch import Launch
+from stratafl.simulation.build import build
+from stratafl.simulation.deployed import initial_model
+from tests.flat import simulate
 
 ENGINES = ["loop", "vmap", "stacked"]
 WIDTH = 37
@@ -238,7 +239,7 @@ def test_base_weights_are_in_memory_once(engine: str) -> None:
 
 
 def test_checkpoints_hold_adapters_only(tmp_path: Path) -> None:
-    result = run(save=tmp_path / "run").run()
+    result = run(save=tmp_path / "run", keep_state=True).run()
     stored = load_file(tmp_path / "run" / "model.safetensors")
     fresh = adapters(Net(), ["q_proj", "v_proj"], rank=2)
     fresh.load_state_dict(stored)
@@ -277,14 +278,14 @@ def net(input_shape, classes):
 """
 
 
-def config(folder: Path, **model: Any) -> Config:
+def config(folder: Path, **model: Any) -> Experiment:
     (folder / "net.py").write_text(MODEL)
-    return Config.of(
+    return Experiment.from_table(
         {
             "tree": {"shape": "2x2"},
             "model": {"name": f"{folder / 'net.py'}:net", **model},
             "schedule": {"periods": [2, 2]},
-            "run": {"rounds": 2},
+            "rounds": 2,
         }
     )
 
@@ -301,7 +302,7 @@ def test_config_loads_base_and_seeds_adapters(tmp_path: Path) -> None:
     weights = base(tmp_path)
     lora = {"rank": 2, "alpha": 4, "targets": ["1"], "train": ["3"]}
     settings = config(tmp_path, base=str(tmp_path / "base.safetensors"), lora=lora)
-    first, again = (experiment(settings) for _ in range(2))
+    first, again = (build(settings) for _ in range(2))
     assert first.flat.names == ["1.lora_A.weight", "1.lora_B.weight", "3.weight", "3.bias"]
     assert torch.equal(first.federation.levels[0].model, again.federation.levels[0].model)
     result = first.run().module.state_dict()
@@ -321,7 +322,7 @@ def test_config_loads_base_and_seeds_adapters(tmp_path: Path) -> None:
 )
 def test_invalid_config_raises_one_line(tmp_path: Path, wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
-        experiment(config(tmp_path, **wrong))
+        build(config(tmp_path, **wrong))
 
 
 @pytest.mark.parametrize(
@@ -336,7 +337,9 @@ def test_base_file_must_match_the_model(tmp_path: Path, change: Any, message: st
     values = base(tmp_path)
     change(values)
     save_file(values, tmp_path / "base.safetensors")
-    build_model = network(dict(config(tmp_path, base=str(tmp_path / "base.safetensors")).model), (1, 8, 8), 10)
+    build_model = model_factory(
+        config(tmp_path, base=str(tmp_path / "base.safetensors")).model, lambda: ((1, 8, 8), 10)
+    )
     with pytest.raises(InvalidInput, match=message):
         build_model()
 
@@ -353,8 +356,7 @@ def test_run_records_the_file_of_its_base(tmp_path: Path) -> None:
 def test_site_with_another_base_is_rejected(tmp_path: Path) -> None:
     lora = {"rank": 2, "targets": ["1"]}
     one, same, other = (
-        initial_model(Config.of({**config(tmp_path, lora=lora).as_dict(), "run": {"seed": seed}}), (1, 8, 8), 10).flat
-        for seed in (0, 0, 1)
+        initial_model(config(tmp_path, lora=lora).replace(seed=seed), (1, 8, 8), 10).flat for seed in (0, 0, 1)
     )
     check_frozen(same, frozen_digest(one))
     with pytest.raises(InvalidInput, match="frozen weights are others"):

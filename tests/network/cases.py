@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stratafl.base.topology import Tree
-from stratafl.core.schedule import Schedule
+from stratafl.base.topology import Topology
+from stratafl.core.schedule import SyncSchedule
 from stratafl.network.instance import NetworkInstance, instantiate_network
 from stratafl.network.messages import message_sizes
 from stratafl.network.replay import RoundBlock, Workload, replay_rounds
@@ -32,12 +32,12 @@ class Case:
         return rows
 
 
-def random_tree(draw: np.random.Generator) -> Tree:
+def random_tree(draw: np.random.Generator) -> Topology:
     def below(depth: int) -> object:
         count = int(draw.integers(1, 4))
         return count if depth == 1 else [below(depth - 1) for _ in range(count)]
 
-    return Tree.of(below(int(draw.integers(1, 4))))
+    return Topology.of(below(int(draw.integers(1, 4))))
 
 
 def quantity(draw: np.random.Generator, typical: float) -> object:
@@ -78,7 +78,7 @@ def random_case(seed: int) -> Case:
     choices = (None, 0.5, 1, 2)
     workload = Workload(
         tree=tree,
-        schedule=Schedule.of([int(period) for period in draw.integers(1, 4, tree.depth)], tree.depth),
+        schedule=SyncSchedule.of([int(period) for period in draw.integers(1, 4, tree.depth)], tree.depth),
         participation=tuple(choices[int(draw.integers(4))] for _ in range(tree.depth)),
         seed=int(draw.integers(1000)),
         sizes=message_sizes(rules, 10_000, 8),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import simpy
 
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Topology
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Script:
     """Global round with one stage per group round: periods, participants and the bytes of every
     message."""
 
-    tree: Tree
+    tree: Topology
     rounds: list[int]
     """Number of rounds of each edge level in one of the level above; entry 0 is unused, entry 1 is
     1."""

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stratafl.base.topology import Tree
-from stratafl.core.schedule import Schedule
+from stratafl.base.topology import Topology
+from stratafl.core.schedule import SyncSchedule
 from stratafl.cost.costs import RunCosts, costs
 from stratafl.network.instance import instantiate_network
 from stratafl.network.links import Transfers, transfer_end_times
@@ -26,7 +26,7 @@ MBIT = {"up_mbit_s": 8, "down_mbit_s": 16}
 
 
 def make_workload(shape: Any, periods: list[int], method: Any = "hfedavg", rounds: int = 2, **options: Any) -> Workload:
-    tree = Tree.of(shape)
+    tree = Topology.of(shape)
     usual: dict[str, Any] = {
         "participation": (None,) * tree.depth,
         "seed": 0,
@@ -35,7 +35,7 @@ def make_workload(shape: Any, periods: list[int], method: Any = "hfedavg", round
     }
     sizes = message_sizes(rules_for(method, tree.depth), PARAMETERS, 0)
     return Workload(
-        tree=tree, schedule=Schedule.of(periods, tree.depth), sizes=sizes, rounds=rounds, **{**usual, **options}
+        tree=tree, schedule=SyncSchedule.of(periods, tree.depth), sizes=sizes, rounds=rounds, **{**usual, **options}
     )
 
 

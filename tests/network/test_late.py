@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from stratafl import InvalidInput, Simulation, average
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Topology
 from stratafl.federation.state import supports_late_updates
 from stratafl.metrics.records import ClockedRound
 from stratafl.network.instance import BYTES_PER_MBIT
@@ -148,7 +148,7 @@ def _by_hand(times: list[float], policy: dict[str, Any], rounds: int) -> tuple[l
 def test_a_buffer_of_everybody_is_the_synchronous_run(name: str, shape: Any, participation: float | None) -> None:
     problem = LeastSquares(shape, seed=2)
     depth = problem.tree.depth
-    settings = {"rounds": 3, "participation": [participation] * depth, "diagnose": "drift"}
+    settings = {"rounds": 3, "participation": [participation] * depth, "drift": "drift"}
     simulations = [
         simulated(problem, place(RULES[name], depth), wait, **settings) for wait in ([NEVER] * depth, ["all"] * depth)
     ]
@@ -290,7 +290,7 @@ def test_what_is_learnt_by_comparing_needs_two_to_compare(policy: Any) -> None:
 
 def test_late_names_are_of_the_tree() -> None:
     simulation = simulated(LeastSquares("2x4", seed=9), place("hfedavg", 2), {"buffer": 2})
-    tree, late = Tree.of("2x4"), []
+    tree, late = Topology.of("2x4"), []
     for record in simulation:
         assert isinstance(record, ClockedRound)
         late += list(record.late)

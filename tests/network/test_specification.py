@@ -11,7 +11,7 @@ import pytest
 import scipy.stats
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Topology
 from stratafl.network.instance import instantiate_network
 from stratafl.network.specification import Distribution, Network, network, presets
 
@@ -47,7 +47,7 @@ def test_values_from_a_csv_file(tmp_path: Path) -> None:
     )
     distribution = network(tmp_path / "net.toml").tiers[0].up_mbit_s
     assert distribution is not None and distribution.values == (1, 2, 3)
-    instance = instantiate_network(network(tmp_path / "net.toml"), Tree.of("300"), 0)
+    instance = instantiate_network(network(tmp_path / "net.toml"), Topology.of("300"), 0)
     assert set(instance.link(1).up_N * 8 / 1e6) == {1, 2, 3}
 
 
@@ -83,7 +83,7 @@ def test_a_table_that_cannot_be_used_gets_one_line(text: str, message: str, tmp_
 
 
 def test_a_node_may_be_different_and_a_pattern_names_many() -> None:
-    tree = Tree.of({"paris": ["a", "b"], "rome": ["c"]})
+    tree = Topology.of({"paris": ["a", "b"], "rome": ["c"]})
     nodes = {"paris/*": {"up_mbit_s": 1, "gflop_s": 2, "flops_per_sample": 1e9}, "paris/b": {"step_s": 7}}
     instance = instantiate_network(Network.of({**GOOD, "nodes": {**nodes, "rome": {"merge_s": 3}}}), tree, 0, [4, 4, 4])
     np.testing.assert_allclose(instance.link(2).up_N * 8 / 1e6, [1, 1, 10])
@@ -92,7 +92,7 @@ def test_a_node_may_be_different_and_a_pattern_names_many() -> None:
 
 
 def test_later_tables_win_also_with_another_unit_of_speed() -> None:
-    tree, fast = Tree.of({"paris": ["a", "b"], "rome": ["c"]}), {"gflop_s": 2, "flops_per_sample": 1e9}
+    tree, fast = Topology.of({"paris": ["a", "b"], "rome": ["c"]}), {"gflop_s": 2, "flops_per_sample": 1e9}
     instance = instantiate_network(
         Network.of({**GOOD, "nodes": {"paris/b": {"step_s": 7}, "*": fast}}), tree, 0, [4, 4, 4]
     )
@@ -100,7 +100,7 @@ def test_later_tables_win_also_with_another_unit_of_speed() -> None:
 
 
 def test_a_nodes_own_way_up_is_its_way_down_unless_that_is_given() -> None:
-    tree, nodes = Tree.of("3"), {"0": {"down_mbit_s": 5}, "[01]": {"up_mbit_s": 1}}
+    tree, nodes = Topology.of("3"), {"0": {"down_mbit_s": 5}, "[01]": {"up_mbit_s": 1}}
     instance = instantiate_network(Network.of({**GOOD, "nodes": nodes}), tree, 0)
     np.testing.assert_allclose(instance.link(1).up_N * 8 / 1e6, [1, 1, 10])
     np.testing.assert_allclose(instance.link(1).down_N * 8 / 1e6, [5, 1, 10])
@@ -161,9 +161,9 @@ def test_a_bad_network_gets_one_line(change: dict[str, Any], message: str) -> No
 
 def test_what_only_a_tree_can_tell() -> None:
     with pytest.raises(InvalidInput, match="no node of the tree has this name"):
-        instantiate_network(Network.of({**GOOD, "nodes": {"mars": {"step_s": 1}}}), Tree.of("3"), 0)
+        instantiate_network(Network.of({**GOOD, "nodes": {"mars": {"step_s": 1}}}), Topology.of("3"), 0)
     with pytest.raises(InvalidInput, match="flops_per_sample = None: must be given"):
-        instantiate_network(Network.of({**GOOD, "leaf": {"gflop_s": 1}}), Tree.of("3"), 0)
+        instantiate_network(Network.of({**GOOD, "leaf": {"gflop_s": 1}}), Topology.of("3"), 0)
 
 
 def test_files(tmp_path: Path) -> None:
@@ -190,6 +190,6 @@ def test_presets_fit_any_depth_and_name_their_source(name: str) -> None:
     preset = network(name)
     assert preset.name == name and preset.about and preset.source
     for shape in ("4", "2x2", "2x2x2", "2x1x2x1"):
-        instance = instantiate_network(preset, Tree.of(shape), 3, [10] * Tree.of(shape).leaves, flops=1e6)
+        instance = instantiate_network(preset, Topology.of(shape), 3, [10] * Topology.of(shape).leaves, flops=1e6)
         assert all(np.isfinite(link.up_N).all() and (link.up_N > 0).all() for link in instance.links)
         assert np.isfinite(instance.devices.step_s_N).all()

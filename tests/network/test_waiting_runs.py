@@ -14,19 +14,20 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from stratafl import Draw, InvalidInput, Simulation, leaf, price
-from stratafl.base.topology import Tree
+from stratafl import Draw, InvalidInput, Simulation, price
+from stratafl.base.topology import Topology
 from stratafl.cli.main import app
-from stratafl.config.schema import Config
 from stratafl.cost.costs import PriceableRun
 from stratafl.cost.pricing import time_breakdown
 from stratafl.deploy.sites.topology import check_deployable
 from stratafl.engine.factory import make_engine
+from stratafl.experiment.experiment import Experiment
 from stratafl.metrics.records import ClockedRound, RoundResult
 from stratafl.network.specification import Network, network, presets
 from stratafl.rules.registry import place
 from stratafl.runs import read_run
-from tests.cost.test_pricing import config, trained
+from tests.cost.test_pricing import experiment, trained
+from tests.flat import client_options
 from tests.problems import LeastSquares
 from tests.runs.test_within import check_every_meeting, within
 from tests.slow import slow_unless
@@ -93,7 +94,7 @@ def test_time_is_saved_and_those_left_out_are_named(name: str) -> None:
     np.testing.assert_allclose(
         [record.clock_total for record in few], np.cumsum([record.clock_seconds for record in few])
     )
-    tree = Tree.of("3x4")
+    tree = Topology.of("3x4")
     assert all(tree.find(name)[0] in (1, 2) for record in few for name in record.late)
     assert RoundResult.of(asdict(few[0])) == few[0]
 
@@ -129,7 +130,7 @@ def test_left_after_any_meeting(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", LATER)
 def test_what_leaves_keep_counts_when_their_reports_do(name: str, tmp_path: Path) -> None:
-    more = {"wait": LATER[name], "network": NETWORK, "leaf": leaf(0.05, momentum=0.5, optimiser_state="keep")}
+    more = {"wait": LATER[name], "network": NETWORK, "leaf": client_options(0.05, momentum=0.5, optimizer_state="keep")}
     check_every_meeting(lambda: within("hfedavg", 2, **more), tmp_path)
 
 
@@ -256,7 +257,7 @@ TIMED = {"network": NETWORK}
 def test_the_price_on_its_own_network_is_what_was_recorded(tmp_path: Path) -> None:
     for number, wait in enumerate([None, *EVERY.values()]):
         schedule = {"periods": [2, 3], "participation": [1.0, 3], **({} if wait is None else {"wait": wait})}
-        run = trained(config(schedule=schedule, tree={"shape": "3x4"}, **TIMED), tmp_path / str(number))
+        run = trained(experiment(schedule=schedule, tree={"shape": "3x4"}, **TIMED), tmp_path / str(number))
         priced = PriceableRun.of(run)
         costs = priced.cost_on(Network.of(NETWORK))
         recorded = [record["clock_seconds"] for record in run.rounds]
@@ -278,7 +279,7 @@ def test_the_price_on_its_own_network_is_what_was_recorded(tmp_path: Path) -> No
 
 
 def test_another_network_is_refused_with_the_reason(tmp_path: Path) -> None:
-    run = trained(config(schedule={"periods": [2, 3], "wait": {"first": 2}}, **TIMED), tmp_path)
+    run = trained(experiment(schedule={"periods": [2, 3], "wait": {"first": 2}}, **TIMED), tmp_path)
     with pytest.raises(InvalidInput, match="waited by time on ours, on which its learning depends"):
         price([run], "plato")
     ran = CliRunner().invoke(app, ["price", str(tmp_path), "--network", "plato"])
@@ -290,25 +291,25 @@ def test_another_network_is_refused_with_the_reason(tmp_path: Path) -> None:
     ran = CliRunner().invoke(app, ["report", str(tmp_path), "--network", "own", "--out", str(tmp_path / "page.html")])
     assert ran.exit_code == 0, ran.output
     assert "seconds on ours" in (tmp_path / "page.html").read_text()
-    everybody = trained(config(**TIMED), tmp_path / "all")
+    everybody = trained(experiment(**TIMED), tmp_path / "all")
     assert price([everybody], "plato")[0].milestones[0].seconds is not None
-    trained(config(), tmp_path / "none")
+    trained(experiment(), tmp_path / "none")
     ran = CliRunner().invoke(app, ["price", str(tmp_path), "--network", "own"])
     assert isinstance(ran.exception, InvalidInput) and "the same for all" in str(ran.exception)
 
 
 def test_own_is_the_runs_network_from_python_too(tmp_path: Path) -> None:
-    run = trained(config(schedule={"periods": [2, 3], "wait": {"first": 2}}, **TIMED), tmp_path)
+    run = trained(experiment(schedule={"periods": [2, 3], "wait": {"first": 2}}, **TIMED), tmp_path)
     (priced,) = price(tmp_path, "own")
     assert priced == price([run], [Network.of(NETWORK)])[0] and priced.network == "ours"
-    trained(config(), tmp_path / "none")
+    trained(experiment(), tmp_path / "none")
     with pytest.raises(InvalidInput, match="networks = 'own': is for runs in the virtual time"):
         price([tmp_path, tmp_path / "none"], ["own"])
 
 
 def test_operations_are_counted_where_a_network_needs_them(tmp_path: Path) -> None:
     computing = {**NETWORK, "leaf": {"gflop_s": {"name": "lognormal", "median": 0.01, "sigma": 0.5}}}
-    run = trained(config(schedule={"periods": [2, 3], "wait": {"first": 2}}, network=computing), tmp_path / "flops")
+    run = trained(experiment(schedule={"periods": [2, 3], "wait": {"first": 2}}, network=computing), tmp_path / "flops")
     # two products of 64 x 8 and 8 x 10 numbers, two operations each, three times
     assert run.workload["flops_per_sample"] == 3 * 2 * (64 * 8 + 8 * 10)
     result = PriceableRun.of(run).cost_on(Network.of(computing))
@@ -364,7 +365,7 @@ def test_a_network_as_tables_is_the_same_network(name: str) -> None:
         ({"wait": {"buffer": 2, "staleness": -1}}, "wait.staleness"),
         ({"wait": [{"first": 1}, {"buffer": 2}]}, "a node that is stopped would take its children's"),
         ({"wait": {"buffer": 2}, "rules": place("feddyn", 2)}, "edge level 2 keeps something at each child"),
-        ({"wait": {"buffer": 2}, "lr": leaf(0.1, optimiser="adam")}, "leaf.optimiser is SGD"),
+        ({"wait": {"buffer": 2}, "lr": client_options(0.1, optimizer="adam")}, "client.optimizer is SGD"),
         ({"wait": {"first": 1}, "rules": place({"name": "mtgc", "restart": "gradient"}, 2)}, "from gradients"),
         ({"wait": None, "network": "plat"}, "network.*plato"),
         ({"wait": None, "network": 5}, "network.*must be a preset"),
@@ -382,13 +383,13 @@ def test_a_config_and_the_file_beside_it(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("[leaf]\nstep_s = 0.1\n[[tier]]\nup_mbit_s = 1\n")
     tables = '[tree]\nshape = "2x3"\n[schedule]\nperiods = [2, 2]\nwait = ["all", { deadline = 30 }]\n'
     (tmp_path / "study.toml").write_text(tables + '[network]\nname = "mine.toml"\n')
-    config = Config.load(tmp_path / "study.toml")
-    assert config.network == {"name": str(tmp_path / "mine.toml")}
-    assert Config.of(config.as_dict()) == config
+    experiment = Experiment.from_toml(tmp_path / "study.toml")
+    assert experiment.network == {"name": str(tmp_path / "mine.toml")}
+    assert Experiment.from_table(experiment.to_table()) == experiment
     with pytest.raises(InvalidInput, match="topology"):
-        check_deployable(config)
-    plain = Config.of({})
-    assert "network" not in plain.as_dict() and "wait" not in plain.as_dict()["schedule"]
+        check_deployable(experiment)
+    plain = Experiment().to_table()
+    assert (plain["network"], plain["schedule"]["wait"]) == (None, "all")
 
 
 def test_of_a_sequence_each_may_be_any_form() -> None:

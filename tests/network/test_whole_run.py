@@ -12,12 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-from stratafl import Tree, simulate
+from stratafl import Topology
 from stratafl.core.participation import sample_participants
 from stratafl.cost.costs import CumulativeCost, PriceableRun
 from stratafl.network.instance import NetworkInstance, Quantity, instantiate_network
 from stratafl.network.specification import Network
 from stratafl.runs import read_run
+from tests.flat import simulate
 from tests.network.cases import quantity, random_tree
 from tests.network.whole_run import Place, Run, Spent, Terms
 from tests.slow import slow_unless
@@ -64,7 +65,7 @@ def random_policies(random: np.random.Generator, depth: int, kind: str) -> list[
     return policies
 
 
-def terms_of(tree: Tree, instance: NetworkInstance, periods: list[int], rounds: int, wait: list[dict[str, Any]],
+def terms_of(tree: Topology, instance: NetworkInstance, periods: list[int], rounds: int, wait: list[dict[str, Any]],
              participation: list[Any], size: int) -> Terms:  # fmt: skip
     seed, devices = instance.seed, instance.devices
 
@@ -111,7 +112,7 @@ def terms_of(tree: Tree, instance: NetworkInstance, periods: list[int], rounds: 
     return Terms(children, [1, *periods[:-1]], rounds, policies, drawn, fixed, anew, size)
 
 
-def money_of(tree: Tree, instance: NetworkInstance, spent: Spent, sent: list[float]) -> float:
+def money_of(tree: Topology, instance: NetworkInstance, spent: Spent, sent: list[float]) -> float:
     hours = spent.ends[-1] / 3600
     money = hours * instance.devices.per_hour
     for level in range(1, tree.depth + 1):
@@ -156,7 +157,7 @@ def test_a_stored_run_costs_what_it_does_in_an_event_simulation(kind: str, block
     assert (was_late > 0) == (kind != "all")
 
 
-def compare(case: str, tree: Tree, instance: NetworkInstance, spent: Spent, total: CumulativeCost) -> None:
+def compare(case: str, tree: Topology, instance: NetworkInstance, spent: Spent, total: CumulativeCost) -> None:
     assert math.isclose(total.seconds, spent.ends[-1], rel_tol=1e-9), case
     assert math.isclose(total.joules, spent.joules, rel_tol=1e-9), case
     overhead = [float(edges.overhead_bytes_N[0]) for edges in instance.links]

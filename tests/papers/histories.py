@@ -9,28 +9,30 @@ from pathlib import Path
 from typing import Any
 
 from papers.harness.results import Results, measure
-from papers.harness.runs import StoredRuns
+from papers.harness.runs import StoredRuns, target_accuracy
 from papers.harness.series import Case, Options
 from papers.mtgc.paper import MTGC
-from stratafl.config.schema import Config
+from stratafl import Experiment
 from stratafl.runs.reader import StoredRun
 
 BEGUN = "2026-01-01T00:00:00+00:00"
 ENVIRONMENT = {"commit": "abc", "gpu": "none", "processor": "some", "torch": "2.0", "changed_since_commit": False}
 
 
-def stored(config: Config, accuracy: Sequence[float], *, sent: float = 100.0, seconds: float = 2.0) -> StoredRun:
+def stored(
+    experiment: Experiment, accuracy: Sequence[float], *, sent: float = 100.0, seconds: float = 2.0
+) -> StoredRun:
     """A run with these accuracies, cut where it would have stopped."""
     records: list[dict[str, Any]] = []
     for number, value in enumerate(accuracy, 1):
         records.append({"round": number, "steps": number, "metrics": {"accuracy": value, "loss": 0.0},
                         "bytes_per_client": number * sent, "seconds": seconds})  # fmt: skip
-        if config.run.stop_at is not None and value >= config.run.stop_at:
+        if value >= target_accuracy(experiment):
             break
     end = (datetime.fromisoformat(BEGUN) + timedelta(seconds=seconds * len(records))).isoformat()
     return StoredRun(
         path=Path("nowhere"), name="run", id="1", status="done", reason="", round=len(records),
-        total=config.run.rounds, created=BEGUN, updated=end, config=config.as_dict(), environment=ENVIRONMENT,
+        total=experiment.rounds, created=BEGUN, updated=end, config=experiment.to_table(), environment=ENVIRONMENT,
         rounds=records, tree={}, summary=None,
     )  # fmt: skip
 

@@ -301,7 +301,7 @@ def test_figures_5_and_6() -> None:
     assert judge("fig5_groups", results("fig5", levels({"local_correction": 0.9}))).status == NOT_HELD
 
     def faster(case: Case) -> list[float]:
-        e, h = case.config.schedule.periods
+        e, h = case.experiment.schedule.periods
         return reaching(1000 / e / h * 10, 100, 0.75)
 
     assert judge("fig6_h", results("fig6", faster)).status == HELD

@@ -39,20 +39,20 @@ def quick(name: str, *only: str, **options: object) -> list[Case]:
 
 def test_longer_run_serves_one_that_stops_early() -> None:
     (case,) = quick("table1", "both/E2H20/mtgc")
-    unlimited = replace(case.config, run=replace(case.config.run, stop_at=None))
+    unlimited = case.experiment.replace({"evaluation.stop_when": None})
     offered = StoredRuns([stored(unlimited, reaching(5, 30, 0.95))])
-    assert offered.has(unlimited) and offered.has(case.config)
-    curve = offered.curve(case.config)
+    assert offered.has(unlimited) and offered.has(case.experiment)
+    curve = offered.curve(case.experiment)
     assert curve is not None and curve.rounds == (1, 2, 3, 4, 5) and curve.complete
     assert curve.seconds == (2, 4, 6, 8, 10)
 
 
 def test_stopped_run_does_not_serve_a_longer_one() -> None:
     (case,) = quick("table1", "both/E2H20/mtgc")
-    unlimited = replace(case.config, run=replace(case.config.run, stop_at=None))
-    offered = StoredRuns([stored(case.config, reaching(5, 30, 0.95))])
-    assert offered.has(case.config) and not offered.has(unlimited)
-    further = replace(case.config, run=replace(case.config.run, rounds=500))
+    unlimited = case.experiment.replace({"evaluation.stop_when": None})
+    offered = StoredRuns([stored(case.experiment, reaching(5, 30, 0.95))])
+    assert offered.has(case.experiment) and not offered.has(unlimited)
+    further = case.experiment.replace(rounds=500)
     assert offered.has(further), "it reached the target, so more rounds would change nothing"
     curve = offered.curve(unlimited)
     assert curve is not None and not curve.complete and curve.limit == 30
@@ -60,42 +60,43 @@ def test_stopped_run_does_not_serve_a_longer_one() -> None:
 
 def test_reports_take_any_precision_training_its_own() -> None:
     (case,) = quick("fig7a", "mtgc")
-    elsewhere = replace(case.config, run=replace(case.config.run, device="cuda", precision="bf16"))
-    offered = StoredRuns([stored(case.config, [0.5] * 3), stored(elsewhere, [0.6] * 12)])
-    curve = offered.curve(case.config)
+    elsewhere = case.experiment.replace({"execution.device": "cuda", "execution.precision": "bf16"})
+    offered = StoredRuns([stored(case.experiment, [0.5] * 3), stored(elsewhere, [0.6] * 12)])
+    curve = offered.curve(case.experiment)
     assert curve is not None and curve.complete and curve.made_with[0]["precision"] == "bf16"
-    assert offered.has(elsewhere) and not offered.has(case.config)
+    assert offered.has(elsewhere) and not offered.has(case.experiment)
 
 
 def test_newest_run_to_the_target_is_reported() -> None:
     (case,) = quick("table1", "both/E2H20/mtgc")
-    older, newer = (stored(case.config, reaching(round, 30, 0.95)) for round in (7, 5))
-    curve = StoredRuns([older, newer]).curve(case.config)
+    older, newer = (stored(case.experiment, reaching(round, 30, 0.95)) for round in (7, 5))
+    curve = StoredRuns([older, newer]).curve(case.experiment)
     assert curve is not None and curve.rounds[-1] == 5
 
 
 def test_runs_that_differ_in_length_only_are_merged() -> None:
     (case,) = quick("table1", "both/E2H20/mtgc")
-    short, long = (replace(case.config, run=replace(case.config.run, rounds=r)) for r in (3, 9))
-    assert [config.run.rounds for config in training.longest_of_equal([short, long, short]).values()] == [9]
-    unlimited = replace(short, run=replace(short.run, stop_at=None))
-    assert training.longest_of_equal([unlimited, long])[run_name(unlimited)].run.stop_at is None
+    short, long = (case.experiment.replace(rounds=rounds) for rounds in (3, 9))
+    assert [longest.rounds for longest in training.longest_of_equal([short, long, short]).values()] == [9]
+    unlimited = short.replace({"evaluation.stop_when": None})
+    longest = training.longest_of_equal([unlimited, long])[run_name(unlimited)]
+    assert longest.evaluation.stop_when is None
 
 
 def test_run_continued_with_another_config_is_ignored() -> None:
     (case,) = quick("fig7a", "mtgc")
-    other = {"after": 2, "time": "", "environment": {}, "changed": ["run.seed was 0 and is 1"]}
-    sound = stored(case.config, [0.5] * 30)
+    other = {"after": 2, "time": "", "environment": {}, "changed": ["seed was 0 and is 1"]}
+    sound = stored(case.experiment, [0.5] * 30)
     offered = StoredRuns([replace(sound, continued=[other])])
-    assert not offered.has(case.config) and offered.curve(case.config) is None
-    assert StoredRuns([sound]).has(case.config)
+    assert not offered.has(case.experiment) and offered.curve(case.experiment) is None
+    assert StoredRuns([sound]).has(case.experiment)
 
 
 # -- training --------------------------------------------------------------------------------------
 
 
 def accuracies(folder: Path, case: Case) -> tuple[float, ...]:
-    curve = StoredRuns.of(folder).curve(case.config)
+    curve = StoredRuns.of(folder).curve(case.experiment)
     assert curve is not None and curve.complete
     return curve.accuracy
 
@@ -103,7 +104,7 @@ def accuracies(folder: Path, case: Case) -> tuple[float, ...]:
 @pytest.mark.slow
 def test_interrupted_run_ends_as_an_uninterrupted_one(tmp_path: Path, monkeypatch) -> None:
     cases = quick("fig7a", "hfedavg", "mtgc", rounds=15)
-    configs = training.required_runs(cases, 1)
+    experiments = training.required_runs(cases, 1)
     clock = [0.0]
     monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
@@ -111,14 +112,14 @@ def test_interrupted_run_ends_as_an_uninterrupted_one(tmp_path: Path, monkeypatc
         clock[0] = 1000.0 if event.kind == "round" and event.values["round"] >= 3 else clock[0]
 
     watch = late_after_three_rounds
-    first, second = training.train(configs, tmp_path / "parts", workers=1, watch=watch, seconds=500.0)
+    first, second = training.train(experiments, tmp_path / "parts", workers=1, watch=watch, seconds=500.0)
     assert (first.status, second.status) == (format.INTERRUPTED, format.INTERRUPTED)
     assert second.path is None and "no time" in second.reason
     (begun,) = list_runs(tmp_path / "parts")
     assert 3 <= begun.round < 15
-    assert {o.status for o in training.train(configs, tmp_path / "parts", workers=1)} == {format.DONE}
-    assert training.train(configs, tmp_path / "parts") == []
-    training.train(configs[:1], tmp_path / "whole", workers=1)
+    assert {o.status for o in training.train(experiments, tmp_path / "parts", workers=1)} == {format.DONE}
+    assert training.train(experiments, tmp_path / "parts") == []
+    training.train(experiments[:1], tmp_path / "whole", workers=1)
     assert accuracies(tmp_path / "parts", cases[0]) == accuracies(tmp_path / "whole", cases[0])
 
 
@@ -126,12 +127,12 @@ def test_interrupted_run_ends_as_an_uninterrupted_one(tmp_path: Path, monkeypatc
 def test_another_precision_is_trained_beside_what_is_there(tmp_path: Path) -> None:
     (case,) = quick("fig7a", "mtgc", rounds=2)
     (halves,) = quick("fig7a", "mtgc", rounds=2, precision="bf16")
-    for config in (case.config, halves.config):
-        (outcome,) = training.train([config], tmp_path, workers=1)
+    for experiment in (case.experiment, halves.experiment):
+        (outcome,) = training.train([experiment], tmp_path, workers=1)
         assert (outcome.status, outcome.was_done) == (format.DONE, False)
-        assert training.missing_runs([config], tmp_path) == []
+        assert training.missing_runs([experiment], tmp_path) == []
     assert sorted(run.precision for run in list_runs(tmp_path)) == ["bf16", "fp32"]
-    assert training.train([case.config, halves.config], tmp_path) == []
+    assert training.train([case.experiment, halves.experiment], tmp_path) == []
 
 
 def test_one_figure_from_start_to_end(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -279,7 +280,7 @@ def test_cinic10_from_its_folder_to_its_figure(tmp_path: Path, monkeypatch, caps
     assert "CINIC-10" in capsys.readouterr().out
     assert (out / "cinic10_hfedavg_mtgc_1_rounds.png").read_bytes().startswith(b"\x89PNG")
     (run,) = [run for run in list_runs(tmp_path / "runs") if run.config["method"]["name"] == "mtgc"]
-    assert run.config["model"] == {"name": "cnn"} and run.status == "done"
+    assert run.config["model"]["name"] == "cnn" and run.status == "done"
 
 
 @pytest.mark.slow

@@ -1,25 +1,27 @@
-"""Recipes: what they ask for is what the paper says, in configs that can be set up."""
+"""Recipes: what they ask for is what the paper says, in experiments that can be built."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from papers.harness.estimate import H200, SAMPLES, expected_steps
+from papers.harness.runs import target_accuracy
 from papers.harness.series import Case, Options, identity, run_name, runs_of
 from papers.mtgc.experiments import EH, SEARCH_SEED, SERIES
 from papers.mtgc.paper import MTGC
 from papers.mtgc.published import TABLE1, table1
 from papers.mtgc.settings import CANDIDATES, CHOSEN, CORRECTIONS, METHODS, RELEASED, TASKS
+from stratafl import Experiment, Method
 from stratafl.base.errors import InvalidInput
-from stratafl.config.schema import Config
-from stratafl.config.setup import experiment
 from stratafl.data.catalog.storage import DatasetArrays, add_statistics, write
-from stratafl.models.registry import build
+from stratafl.experiment.algorithm import mistakes
+from stratafl.models.registry import build as build_model
+from stratafl.simulation.build import build
 
 ROOT = Path(__file__).parents[2]
 EVERY = [(name, scale) for name in SERIES for scale in ("quick", "paper")]
@@ -31,9 +33,9 @@ def setups(options: Options) -> dict[str, list[Case]]:
     seen: set[str] = set()
     for name in SERIES:
         for case in MTGC.find(name).cases(options):
-            data, tree, model = case.config.data, case.config.tree, case.config.model
-            setup = [data.name, data.partition, data.rotation, data.augment, tree.shape, model["name"]]
-            kinds = {json.dumps(setup), case.config.method["name"]}
+            data, tree, model = case.experiment.data, case.experiment.tree, case.experiment.model
+            setup = [data.source, data.partition, data.rotation, data.augment, tree.shape, model.name]
+            kinds = {json.dumps(setup), case.experiment.method.name}
             if kinds - seen:
                 chosen.setdefault(name, []).append(case)
                 seen |= kinds
@@ -41,18 +43,20 @@ def setups(options: Options) -> dict[str, list[Case]]:
 
 
 @pytest.mark.parametrize(("name", "scale"), EVERY)
-def test_every_case_is_a_config_with_a_name_of_its_own(name: str, scale: str) -> None:
+def test_every_case_is_an_experiment_with_a_name_of_its_own(name: str, scale: str) -> None:
     cases = MTGC.find(name).cases(Options(scale=scale))  # type: ignore[arg-type]
     assert len({case.name for case in cases}) == len(cases) > 0
     for case in cases:
-        assert Config.of(json.loads(json.dumps(case.config.as_dict()))) is not None
-        assert case.config.run.stop_at in (None, MTGC.find(name).goal(scale))  # type: ignore[arg-type]
+        experiment = case.experiment
+        assert Experiment.from_table(json.loads(json.dumps(experiment.to_table()))) == experiment
+        assert mistakes(experiment) == []
+        assert target_accuracy(experiment) in (math.inf, MTGC.find(name).goal(scale))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", setups(Options(scale="quick")))
 def test_quick_cases_can_be_set_up(name: str) -> None:
     for case in setups(Options(scale="quick"))[name]:
-        assert experiment(case.config).rounds == case.config.run.rounds
+        assert build(case.experiment).rounds == case.experiment.rounds
 
 
 @pytest.fixture(scope="session")
@@ -87,18 +91,17 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_paper_cases_can_be_set_up(name: str, partition: str, stand_ins: Path, monkeypatch) -> None:
     monkeypatch.setenv("STRATAFL_DATA", str(stand_ins))
     for case in setups(Options(partition=partition))[name]:
-        config = case.config
         # a hundred of the real models would fill the memory; that each fits its data is another
         # test
-        plain = {"name": "logistic"} if config.model["name"] != "lstm" else {"name": "lstm", "hidden": 4}
-        ready = experiment(replace(config, model=plain))
-        assert ready.federation.tree.sizes[-1] == 100
+        small = "logistic" if case.experiment.model.name != "lstm" else {"name": "lstm", "hidden": 4}
+        simulation = build(case.experiment.replace(model=small))
+        assert simulation.federation.tree.leaves == 100
 
 
 def test_models_fit_the_data_they_are_named_with() -> None:
     for task in TASKS.values():
         shape, classes = SAMPLES[task.model]
-        assert build(task.model, shape, classes) is not None
+        assert build_model(task.model, shape, classes) is not None
 
 
 def by_name(name: str, **options: object) -> dict[str, Case]:
@@ -126,47 +129,55 @@ def test_a_table_is_expected_to_stop_where_the_paper_s_did() -> None:
 
 
 def test_settings_of_the_paper() -> None:
-    case = by_name("fig4")["cifar10/group/mtgc"].config
-    assert (case.tree.shape, case.schedule.periods, case.leaf.lr, case.leaf.batch) == ("10x10", [30, 20], 0.1, 50)
-    assert (case.leaf.clip, case.leaf.weight_decay, case.data.augment) == (10.0, 1e-3, "flip_and_crop")
-    assert case.data.partition == [{"name": "release_dirichlet", "alpha": 0.1}, {"name": "iid"}]
-    assert by_name("shakespeare")["shakespeare/mtgc"].config.leaf.lr == 0.5
-    assert by_name("three_level")["cifar10/mtgc"].config.tree.shape == "4x5x5"
-    turned = by_name("feature_shift")["fashion_mnist/E30H20/mtgc"].config.data.rotation
+    experiment = by_name("fig4")["cifar10/group/mtgc"].experiment
+    client = experiment.client
+    assert (experiment.tree.shape, experiment.schedule.periods) == ("10x10", [30, 20])
+    assert (client.lr, client.batch_size, client.clip_norm, client.weight_decay) == (0.1, 50, 10.0, 1e-3)
+    assert experiment.data.augment == "flip_and_crop"
+    assert experiment.data.partition == [{"name": "release_dirichlet", "alpha": 0.1}, {"name": "iid"}]
+    assert by_name("shakespeare")["shakespeare/mtgc"].experiment.client.lr == 0.5
+    assert by_name("three_level")["cifar10/mtgc"].experiment.tree.shape == "4x5x5"
+    turned = by_name("feature_shift")["fashion_mnist/E30H20/mtgc"].experiment.data.rotation
     assert turned == {"start": -50.0, "step": 10.0, "level": 1}
-    assert by_name("label_shift")["fashion_mnist/E10H20/mtgc"].config.data.partition[0] == {"name": "classes", "k": 3}
+    assert by_name("label_shift")["fashion_mnist/E10H20/mtgc"].experiment.data.partition[0] == {
+        "name": "classes",
+        "k": 3,
+    }
 
 
 def test_recipes_share_runs() -> None:
-    names = {name: {run_name(case.config) for case in MTGC.find(name).cases(Options())} for name in MTGC.all}
+    names = {name: {run_name(case.experiment) for case in MTGC.find(name).cases(Options())} for name in MTGC.all}
     assert names["fig7a"] == names["fig7b"] < names["fig4"]
     assert names["fig3"] & names["fig4"] and names["fig5"] & names["fig4"] and names["fig6"] & names["fig4"]
     assert names["table1"] & names["fig4"]  # one that goes on to 100 rounds has passed 80 % on its way
 
 
 def test_what_a_run_computes_is_not_where_or_how_far() -> None:
-    config = by_name("table1")["both/E10H20/mtgc"].config
-    for same in ({"device": "cuda"}, {"precision": "bf16"}, {"rounds": 3}, {"stop_at": None}, {"checkpoint_every": 1}):
-        other = replace(config, run=replace(config.run, **same))
-        assert identity(other) == identity(config) and run_name(other) == run_name(config)
-    for different in (
-        replace(config, leaf=replace(config.leaf, lr=0.2)),
-        by_name("table1")["both/E10H20/hfedavg"].config,
+    experiment = by_name("table1")["both/E10H20/mtgc"].experiment
+    for same in (
+        {"execution.device": "cuda"},
+        {"execution.precision": "bf16"},
+        {"rounds": 3},
+        {"evaluation.stop_when": None},
+        {"storage.checkpoint_every": 1},
     ):
-        assert run_name(different) != run_name(config)
+        other = experiment.replace(same)
+        assert identity(other) == identity(experiment) and run_name(other) == run_name(experiment)
+    for different in (experiment.replace({"client.lr": 0.2}), by_name("table1")["both/E10H20/hfedavg"].experiment):
+        assert run_name(different) != run_name(experiment)
 
 
 def test_one_seed_of_everything_comes_first() -> None:
     cases = MTGC.find("fig7a").cases(Options())
     order = list(runs_of(cases, 2))
     assert [seed for _, seed in order] == [0] * 4 + [1] * 4
-    assert [case.seeded(seed).run.seed for case, seed in order] == [0] * 4 + [1] * 4
+    assert [case.seeded(seed).seed for case, seed in order] == [0] * 4 + [1] * 4
 
 
 def test_choices_narrow_and_are_checked() -> None:
     assert {c.line for c in MTGC.find("fig4").cases(Options(methods=("mtgc", "feddyn")))} == {"mtgc", "feddyn"}
     assert len(MTGC.find("table1").cases(Options(), ["both/E10H20", "client/E10H20/mtgc"])) == 5
-    assert {c.config.run.rounds for c in MTGC.find("fig3").cases(Options(rounds=7))} == {7}
+    assert {c.experiment.rounds for c in MTGC.find("fig3").cases(Options(rounds=7))} == {7}
     with pytest.raises(InvalidInput, match="did you mean 'mtgc'"):
         MTGC.find("fig4").cases(Options(methods=("mtg",)))
     with pytest.raises(InvalidInput, match="did you mean 'table1'"):
@@ -203,11 +214,11 @@ def test_the_rates_are_those_of_the_benchmarks() -> None:
 
 def test_figure_3_has_released_and_searched_values() -> None:
     for data in ("emnist_letters", "fashion_mnist", "cifar10", "cifar100"):
-        method = {case.line: case.config.method for case in MTGC.find("fig3").cases(Options(), [f"{data}/"])}
-        assert method["fedprox_released"] == {"name": "fedprox", "mu": 0.0001}
-        assert method["feddyn_released"] == {"name": "feddyn", "alpha": 0.01, "pull": "after_clip"}
-        assert method["fedprox"] == {"name": "fedprox", **CHOSEN["fedprox"]}
-        assert method["feddyn"] == {"name": "feddyn", **CHOSEN["feddyn"]}
+        method = {case.line: case.experiment.method for case in MTGC.find("fig3").cases(Options(), [f"{data}/"])}
+        assert method["fedprox_released"] == Method("fedprox", {"mu": 0.0001})
+        assert method["feddyn_released"] == Method("feddyn", {"alpha": 0.01, "pull": "after_clip"})
+        assert method["fedprox"] == Method("fedprox", CHOSEN["fedprox"])
+        assert method["feddyn"] == Method("feddyn", CHOSEN["feddyn"])
     assert METHODS["feddyn_released"] == "FedDyn (released: alpha = 0.01)"
     assert METHODS["fedprox"] == f"FedProx (best of search: mu = {CHOSEN['fedprox']['mu']:g})"
 
@@ -215,7 +226,7 @@ def test_figure_3_has_released_and_searched_values() -> None:
 def test_open_settings_are_searched_with_another_seed() -> None:
     for method, (parameter, values) in CANDIDATES.items():
         assert {CHOSEN[method][parameter], RELEASED[method][parameter]} <= set(values)
-    assert {case.config.run.seed for case in MTGC.find("search").cases(Options())} == {SEARCH_SEED}
+    assert {case.experiment.seed for case in MTGC.find("search").cases(Options())} == {SEARCH_SEED}
 
 
 def test_chosen_settings_are_the_best_of_the_recorded_search() -> None:

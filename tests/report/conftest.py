@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stratafl.config.schema import Config
+from stratafl.experiment.experiment import Experiment
 from stratafl.report.page import page as page_of
 from stratafl.report.page_data import page_data
 from stratafl.runs.groups import collect_runs
@@ -24,18 +24,17 @@ SEEDS = (0, 1)
 ROUNDS = 4
 
 
-def config(method: str = "mtgc", seed: int = 0, rounds: int = ROUNDS, **run: Any) -> Config:
+def experiment(method: str = "mtgc", seed: int = 0, **sections: Any) -> Experiment:
     """Handwritten digits, 2 groups of 2 clients."""
-    return Config.of(
-        {
-            "tree": {"shape": "2x2"},
-            "data": {"name": "digits", "partition": [{"name": "classes", "k": 6}, {"name": "classes", "k": 3}]},
-            "model": {"name": "mlp", "hidden": [8]},
-            "method": {"name": method},
-            "schedule": {"periods": [2, 3]},
-            "leaf": {"lr": 0.1, "batch": 20, "clip": 1.0},
-            "run": {"rounds": rounds, "seed": seed, **run},
-        }
+    return Experiment(
+        tree="2x2",
+        data={"source": "digits", "partition": [{"name": "classes", "k": 6}, {"name": "classes", "k": 3}]},
+        model={"name": "mlp", "hidden": [8]},
+        method=method,
+        schedule=[2, 3],
+        client={"lr": 0.1, "batch_size": 20, "clip_norm": 1.0},
+        seed=seed,
+        **{"rounds": ROUNDS, **sections},
     )
 
 
@@ -45,7 +44,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stored") / "runs"
     for title, method in METHODS.items():
         for seed in SEEDS:
-            Launch.new(config(method, seed), title, folder).run()
+            Launch.new(experiment(method, seed), title, folder).run()
     return folder
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from stratafl.config.schema import Config
+from stratafl.experiment.experiment import Experiment
+from stratafl.experiment.legacy import translated
 from stratafl.report.page_data import MAX_LEVEL_SIZE, MAX_SLIDER_STOPS, page_data
 from stratafl.runs import StoredRun, list_runs, read_run
 from stratafl.runs.curves import AXES, curve_of, mean_curve
@@ -47,7 +48,7 @@ def stored(
         total=len(records),
         created="",
         updated="",
-        config={"method": {"name": "mtgc"}, "run": {"seed": seed}, **config},
+        config={"method": {"name": "mtgc"}, "seed": seed, **config},
         environment={"torch": "2"},
         rounds=records,
         tree={"classes": [], "levels": []},
@@ -112,6 +113,33 @@ def test_runs_that_differ_in_their_seed_are_one_setting_named_by_its_method() ->
     assert [(each.label, each.seeds) for each in result] == [("MTGC", [0, 1, 2]), ("HFedAvg", [0, 1, 2])]
 
 
+def test_runs_of_both_formats_are_one_setting() -> None:
+    old = {
+        "model": {"name": "mlp", "hidden": [8]},
+        "method": {"name": "fedprox", "mu": 0.1},
+        "leaf": {"lr": 0.1, "batch": 20, "sampling": "epochs", "momentum": 0.9},
+        "schedule": {"periods": None, "steps_per_sync": [6, 3]},
+        "run": {"seed": 0, "rounds": 9, "stop_at": 0.9},
+    }
+    new = Experiment(
+        model={"name": "mlp", "hidden": [8]},
+        method={"name": "fedprox", "mu": 0.1},
+        client={"batch_size": 20, "optimizer": {"name": "sgd", "momentum": 0.9}},
+        schedule=[2, 3],
+        evaluation={"stop_when": "accuracy >= 0.9"},
+        rounds=9,
+        seed=1,
+    )
+    runs = [stored([0.1], name="old"), stored([0.1], name="new")]
+    for run, tables in zip(runs, (translated(old), new.to_table()), strict=True):
+        run.config.clear()
+        run.config.update(tables)
+    (group,) = group_runs(runs)
+    assert group.seeds == [0, 1] and config_differences([group]) == {}
+    runs[0].config["model"]["hidden"] = [16]
+    assert config_differences(group_runs(runs)) == {"model.hidden": ["[16]", "[8]"], "seed": ["0", "1"]}
+
+
 def flat(method: str = "mtgc", **more: object) -> dict[str, object]:
     return {"method.name": method, **{key.replace("__", "."): value for key, value in more.items()}}
 
@@ -120,9 +148,9 @@ def flat(method: str = "mtgc", **more: object) -> dict[str, object]:
     ("configs", "expected"),
     [
         ([flat()], ["MTGC"]),
-        ([flat(leaf__lr=0.1), flat(leaf__lr=0.05)], ["MTGC, lr 0.1", "MTGC, lr 0.05"]),
+        ([flat(client__lr=0.1), flat(client__lr=0.05)], ["MTGC, lr 0.1", "MTGC, lr 0.05"]),
         (
-            [flat(leaf__lr=lr, schedule__periods=[e, 5]) for lr, e in ((0.05, 10), (0.1, 30))],
+            [flat(client__lr=lr, schedule__periods=[e, 5]) for lr, e in ((0.05, 10), (0.1, 30))],
             ["MTGC, lr 0.05, E = 10", "MTGC, lr 0.1, E = 30"],
         ),
         ([flat(schedule__periods=[4, h]) for h in (5, 20)], ["MTGC, H = 5", "MTGC, H = 20"]),
@@ -131,18 +159,18 @@ def flat(method: str = "mtgc", **more: object) -> dict[str, object]:
         # a parameter that only one method has is its own affair
         ([flat("fedprox", method__mu=0.1), flat("mtgc")], ["FedProx", "MTGC"]),
         ([flat("fedprox", method__mu=mu) for mu in (0.1, 1.0)], ["FedProx, mu 0.1", "FedProx, mu 1"]),
-        ([flat(leaf__clip=None), flat(leaf__clip=10.0)], ["MTGC, no clip", "MTGC, clip 10"]),
+        ([flat(client__clip_norm=None), flat(client__clip_norm=10.0)], ["MTGC, no clip_norm", "MTGC, clip_norm 10"]),
         ([{"method.rules": ["correct", {"name": "fedprox", "mu": 0.1}]}, {"method.rules": ["average", "correct"]}],
          ["correct / fedprox 0.1", "average / correct"]),
         # how long it ran is named where nothing else differs
-        ([flat(run__rounds=5, leaf__lr=0.1), flat(run__rounds=9, leaf__lr=0.2)], ["MTGC, lr 0.1", "MTGC, lr 0.2"]),
-        ([flat(run__rounds=5), flat(run__rounds=9)], ["MTGC, rounds 5", "MTGC, rounds 9"]),
+        ([flat(rounds=5, client__lr=0.1), flat(rounds=9, client__lr=0.2)], ["MTGC, lr 0.1", "MTGC, lr 0.2"]),
+        ([flat(rounds=5), flat(rounds=9)], ["MTGC, rounds 5", "MTGC, rounds 9"]),
         ([flat("my_rule.py:mine"), flat()], ["my_rule.py:mine", "MTGC"]),
-        ([flat(data__name="digits", model__name="mlp"), flat(data__name="mnist", model__name="cnn")],
+        ([flat(data__source="digits", model__name="mlp"), flat(data__source="mnist", model__name="cnn")],
          ["MTGC, digits, mlp", "MTGC, mnist, cnn"]),
-        ([{}, {"run.rounds": 3}], ["run", "rounds 3"]),
+        ([{}, {"rounds": 3}], ["run", "rounds 3"]),
         # a rate is also in the schedule that it begins
-        ([flat(leaf__lr=lr, leaf__schedule__lr=lr) for lr in (0.1, 0.2)], ["MTGC, lr 0.1", "MTGC, lr 0.2"]),
+        ([flat(client__lr=lr, client__lr_schedule__lr=lr) for lr in (0.1, 0.2)], ["MTGC, lr 0.1", "MTGC, lr 0.2"]),
         ([flat(data__test=[{"name": "in memory", "shape": [9], "sha256": f"{n}3d99aa5df8c4b46"}] * 2) for n in (0, 1)],
          ["MTGC, test #03d99a / #03d99a", "MTGC, test #13d99a / #13d99a"]),
     ],
@@ -152,14 +180,14 @@ def test_settings_are_named_by_what_differs(configs: list[dict[str, object]], ex
 
 
 def test_a_file_is_named_without_its_folder_where_that_tells_settings_apart() -> None:
-    named = [{"method.name": "mtgc", "data.name": f"/home/me/{file}"} for file in ("a/one.csv", "b/two.csv")]
+    named = [{"method.name": "mtgc", "data.source": f"/home/me/{file}"} for file in ("a/one.csv", "b/two.csv")]
     assert group_names(named) == ["MTGC, one.csv", "MTGC, two.csv"]
-    alike = [{"method.name": "mtgc", "data.name": f"/home/me/{folder}/one.csv"} for folder in "ab"]
+    alike = [{"method.name": "mtgc", "data.source": f"/home/me/{folder}/one.csv"} for folder in "ab"]
     assert group_names(alike) == ["MTGC, /home/me/a/one.csv", "MTGC, /home/me/b/one.csv"]
 
 
 def test_of_many_keys_that_differ_a_name_has_those_that_tell_settings_apart() -> None:
-    changing = {f"leaf.key{n}": [0, 1] for n in range(6)}
+    changing = {f"client.key{n}": [0, 1] for n in range(6)}
     configs = [flat(method) | {key: values[n] for key, values in changing.items()}
                for n, method in ((0, "mtgc"), (1, "mtgc"), (1, "hfedavg"))]  # fmt: skip
     assert group_names(configs) == ["MTGC, key0 0", "MTGC, key0 1", "HFedAvg, key0 1"]
@@ -167,19 +195,21 @@ def test_of_many_keys_that_differ_a_name_has_those_that_tell_settings_apart() ->
 
 def test_names_that_are_alike_have_the_time_they_were_made() -> None:
     long = "x" * 60
-    labels = [each.label for each in group_runs([stored([0.1], leaf={"note": long + end}, name=end) for end in "ab"])]
+    runs = [stored([0.1], client={"optimizer": f"{long}{end}.py:make"}, name=end) for end in "ab"]
+    labels = [each.label for each in group_runs(runs)]
     assert len(set(labels)) == 2 and all("id-" in label for label in labels)
 
 
 def test_differences_and_what_is_shared() -> None:
     runs = [
-        stored([0.1], 0, "a", leaf={"lr": 0.1, "clip": None}),
-        stored([0.1], 1, "a", leaf={"lr": 0.1, "clip": None}),
-        stored([0.1], 0, "b", leaf={"lr": 0.2}),
+        stored([0.1], 0, "a", client={"lr": 0.1, "clip_norm": None}),
+        stored([0.1], 1, "a", client={"lr": 0.1}),
+        stored([0.1], 0, "b", client={"lr": 0.2}),
     ]
     result = group_runs(runs)
-    assert config_differences(result) == {"leaf.lr": ["0.1", "0.2"], "run.seed": ["0, 1", "0"]}
-    assert common_config(result) == {"leaf.clip": "—", "method.name": "mtgc"}
+    assert config_differences(result) == {"client.lr": ["0.1", "0.2"], "seed": ["0, 1", "0"]}
+    common = common_config(result)
+    assert (common["client.clip_norm"], common["client.batch_size"], common["method.name"]) == ("—", "32", "mtgc")
 
 
 # -- stored runs -----------------------------------------------------------------------------------
@@ -300,7 +330,7 @@ def test_a_run_has_a_line_for_whatever_a_reader_should_know() -> None:
     for record in quiet.rounds:
         record["refused"] = []
     assert noted(quiet) == (False, [])
-    asked = {**quiet.config, "run": {"seed": 0, "engine": "stacked", "precision": "bf16"}}
+    asked = {**quiet.config, "execution": {"engine": "stacked", "precision": "bf16"}}
     fell = dataclasses.replace(quiet, config=asked, how="loop: it draws random numbers", notes=("frozen transforms",))
     assert noted(fell) == (False, [
         "trained by the loop engine: it draws random numbers",
@@ -329,7 +359,7 @@ def test_notes_and_directions_are_read_from_the_run(copied: Path) -> None:
 
 def again(before: StoredRun, id: str, **changes: Any) -> StoredRun:
     """The same run done once more, later, with whatever is different."""
-    config = {**before.config, "run": {**before.config["run"], **changes.pop("run", {})}}
+    config = {**before.config, **changes.pop("config", {})}
     return dataclasses.replace(before, path=Path(id), id=id, config=config, **changes)
 
 
@@ -355,24 +385,26 @@ def test_of_several_runs_of_a_seed_the_newest_complete_one_counts() -> None:
 
 def test_how_a_run_is_kept_or_computed_makes_no_setting() -> None:
     first = stored([0.2], 0, "a")
-    ways = {"checkpoint_every": 5, "keep_state": True, "device": "cuda", "engine": "loop", "precision": "bf16"}
-    for key, value in ways.items():
-        other = again(first, "id-b", run={key: value, "seed": 1})
+    execution = {"device": "cuda", "engine": "loop", "precision": "bf16"}
+    ways = [{"execution": {key: value}} for key, value in execution.items()]
+    for way in (*ways, {"storage": {"checkpoint_every": 5}}, {"storage": {"keep_state": True}}):
+        other = again(first, "id-b", config={**way, "seed": 1})
         (setting,) = group_runs([first, other])
         assert setting.label == "MTGC" and setting.seeds == [0, 1]
-    _, output = one_of_each([again(first, "id-b", run={"precision": "fp32"}), again(first, "id-c", run=ways)])
-    assert "2 runs of seed 0 (device — and cuda, engine — and loop, precision fp32 and bf16)" in output[0]
+    _, output = one_of_each([first, again(first, "id-c", config={"execution": execution})])
+    assert "2 runs of seed 0 (device cpu and cuda, engine — and loop, precision fp32 and bf16)" in output[0]
 
 
 def test_runs_of_another_version_of_a_file_are_another_setting() -> None:
-    config = {"run": {"plugins": ["/home/me/rule.py"]}}
+    config = {"plugins": ["/home/me/rule.py"]}
     old, new = (
-        again(stored([0.2]), f"id-{digest}", **config, files={"/home/me/rule.py": digest}) for digest in ("aa", "bb")
+        again(stored([0.2]), f"id-{digest}", config=config, files={"/home/me/rule.py": digest})
+        for digest in ("aa", "bb")
     )
     result = group_runs([old, new])
     assert len(result) == 2 and len({each.label for each in result}) == 2
     assert config_differences(result) == {"files.rule.py": ["#aa", "#bb"]}
-    moved = again(new, "id-cc", run={"plugins": ["/srv/rule.py"]}, files={"/srv/rule.py": "bb"})
+    moved = again(new, "id-cc", config={"plugins": ["/srv/rule.py"]}, files={"/srv/rule.py": "bb"})
     assert len(group_runs([new, moved])[0].runs) == 1, "where a file lies is no difference"
 
 
@@ -385,7 +417,7 @@ def test_an_archive_and_its_own_folder_are_one_run(runs: Path, tmp_path: Path) -
 
 def test_the_table_of_a_sweep_and_the_report_have_one_statistic() -> None:
     runs = [stored([value], seed, f"s{seed}") for seed, value in enumerate((0.803, 0.788, 0.81))]
-    entries = [PlannedRun(run.name, "mtgc", Config()) for run in runs]
+    entries = [PlannedRun(run.name, "mtgc", Experiment()) for run in runs]
     (row,) = table(entries, {run.name: run for run in runs})
     (setting,) = group_runs([*runs, again(runs[0], "id-z")])
     assert (setting.mean.y["accuracy"], setting.mean.spread["accuracy"]) == (

@@ -110,7 +110,7 @@ def test_every_real_change_shows(copied: Path, counted: Counted) -> None:
     edit(copied / "another" / "run.json", lambda values: values.update(id="another"))
     assert [run["id"] for run in shown()][1:] == ["another"], "a second run of a seed stands for the first"
     assert any("2 runs of seed" in line for line in live.read()["unreadable"])
-    edit(copied / "another" / "run.json", lambda values: values["config"]["run"].update(seed=9))
+    edit(copied / "another" / "run.json", lambda values: values["config"].update(seed=9))
     assert len(shown()) == 3
     shutil.rmtree(copied)
     assert shown() == [] and "no such folder" in live.read()["unreadable"][0]

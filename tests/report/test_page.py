@@ -48,9 +48,8 @@ def test_ticks_are_told_apart(page: Page, report: Path) -> None:
 def test_what_was_in_memory_gives_a_page_no_title(page: Page, tmp_path: Path) -> None:
     x, y = torch.randn(24, 3, generator=torch.Generator().manual_seed(0)), torch.arange(24) % 2
     parts = torch.arange(24).chunk(4)
-    simulate(
-        lambda: nn.Linear(3, 2), (x, y), parts, "2x2", periods=[1, 1], rounds=2, test=(x, y), save=tmp_path / "run"
-    ).run()
+    data = {"source": (x, y), "partition": parts, "test": (x, y)}
+    simulate(lambda: nn.Linear(3, 2), data, "2x2", schedule=[1, 1], rounds=2, save=tmp_path / "run").run()
     written = page_of(page_data(collect_runs([tmp_path])[0]))
     (tmp_path / "page.html").write_text(written)
     page.open(tmp_path / "page.html")

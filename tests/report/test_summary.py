@@ -61,7 +61,7 @@ def test_a_setting_with_an_unfinished_run_reached_no_target() -> None:
 
 
 def test_a_target_of_a_metric_that_a_run_does_not_have_is_not_missed() -> None:
-    runs = [with_metric("f1", [0.5, 0.9]), with_metric("mae", [0.5, 0.9], leaf={"lr": 0.5})]
+    runs = [with_metric("f1", [0.5, 0.9]), with_metric("mae", [0.5, 0.9], client={"lr": 0.5})]
     assert texts(table(runs, [0.9], "f1")["rounds to 0.9"]) == ["2", "—"]
 
 

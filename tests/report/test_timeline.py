@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stratafl.base.topology import Tree
-from stratafl.core.schedule import Schedule
+from stratafl.base.topology import Topology
+from stratafl.core.schedule import SyncSchedule
 from stratafl.cost import figures
 from stratafl.cost.costs import PriceableRun
 from stratafl.cost.figures import GroupOnNetwork, timelines
@@ -38,13 +38,13 @@ VARIED = Network.of(
 
 def on_tree(runs: Path, shape: str, **changes: Any) -> list[dict[str, Any]]:
     """The rounds of a stored run as if it had another tree."""
-    ready, tree = PriceableRun.of(list_runs(runs)[0]), Tree.of(shape)
+    ready, tree = PriceableRun.of(list_runs(runs)[0]), Topology.of(shape)
     periods = [2] * (tree.depth - 1) + [3]
     given = {"participation": (None,) * tree.depth, "wait": (), **changes}
     workload = replace(
         ready.recovered.workload,
         tree=tree,
-        schedule=Schedule.of(periods, tree.depth),
+        schedule=SyncSchedule.of(periods, tree.depth),
         steps_N=np.full(tree.leaves, 3),
         samples_N=np.full(tree.leaves, 10),
         sizes=message_sizes(rules_for("mtgc", tree.depth), 10_000, 0),

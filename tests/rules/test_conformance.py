@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from stratafl import simulate
 from stratafl.rules.registry import entries
+from tests.flat import simulate
 from tests.slow import slow
 
 SHAPES = {1: 3, 2: [2, 3], 3: [[2, 1], [1, 2]]}

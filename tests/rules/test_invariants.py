@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratafl import Tree, mtgc, place, scaffold
+from stratafl import Topology, mtgc, place, scaffold
 from stratafl.federation.local_parameters import ClientTrainer
 from tests.problems import PERIODS, LeastSquares, root
 from tests.slow import slow
@@ -22,7 +22,7 @@ seeds = st.integers(0, 10_000)
 
 def weights_of(shape, seed: int) -> list[list[float]]:
     rng = np.random.default_rng(seed)
-    return [list(rng.uniform(0.1, 3, size=n)) for n in Tree.of(shape).sizes[1:]]
+    return [list(rng.uniform(0.1, 3, size=n)) for n in Topology.of(shape).sizes[1:]]
 
 
 def assert_close(actual, expected, atol: float = 1e-12) -> None:
@@ -96,7 +96,7 @@ def test_one_group_with_corrections_from_zero_is_fedavg(clients, seed) -> None:
 
 
 @few
-@given(shapes.filter(lambda s: Tree.of(s).depth < 3), seeds)
+@given(shapes.filter(lambda s: Topology.of(s).depth < 3), seeds)
 def test_an_aggregator_with_a_single_child_changes_nothing(shape, seed) -> None:
     keep = {"name": "mtgc", "restart": "keep"}
     plain = LeastSquares(shape, None, seed)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stratafl import average, feddyn, fedprox, mtgc, place, scaffold
-from stratafl.core.schedule import Schedule
+from stratafl.core.schedule import SyncSchedule
 from tests import transcriptions
 from tests.problems import PERIODS, SHAPES, LeastSquares, random_weights, root
 from tests.slow import slow
@@ -44,7 +44,7 @@ def problem_and_setting(shape: str, weighted: str) -> tuple[LeastSquares, Settin
         children=children,
         weight=weight,
         gradient=lambda leaf, x: problem.gradient(number[leaf], x),
-        P=list(Schedule.of(PERIODS[tree.depth], tree.depth).steps),
+        P=list(SyncSchedule.of(PERIODS[tree.depth], tree.depth).steps),
         lr=LR,
         x0=problem.x0,
         rounds=ROUNDS,

@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from stratafl import average, clip, constant, corrections, decay, feddyn, leaf
+from stratafl import average, clip, corrections, decay, feddyn
 from stratafl.core.client_update import CorrectionFn, Leaf, Stage
+from stratafl.core.optimizer import constant
 from tests import transcriptions
 from tests.deploy.trees import Deployed, simulation
 from tests.engine.pairs import CLOSE, compare
+from tests.flat import client_options
 from tests.problems import SHAPES, LeastSquares, root
 from tests.rules.test_parity import LR, ROUNDS, assert_close, problem_and_setting
 from tests.slow import slow
@@ -29,7 +31,7 @@ every_engine = pytest.mark.parametrize("engine", ["loop", "stacked", slow("vmap"
 def test_the_released_order_by_hand(shape: str, weighted: str, engine: str) -> None:
     problem, setting = problem_and_setting(shape, weighted)
     expected = transcriptions.feddyn_as_released(setting, ALPHA, NORM, DECAY)
-    chain = leaf(LR, clip_norm=NORM, weight_decay=DECAY)
+    chain = client_options(LR, clip_norm=NORM, weight_decay=DECAY)
     rules = [average()] * (setting.M - 1)
     sim = problem.simulation([*rules, RELEASED], rounds=ROUNDS, lr=chain, engine=engine)
     assert_close(root(sim.run()), expected)
@@ -41,7 +43,9 @@ def test_the_released_order_by_hand(shape: str, weighted: str, engine: str) -> N
 @every_engine
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(
-    "chain", [slow(leaf(LR)), leaf(LR, weight_decay=DECAY, momentum=0.5)], ids=["plain", "momentum"]
+    "chain",
+    [slow(client_options(LR)), client_options(LR, weight_decay=DECAY, momentum=0.5)],
+    ids=["plain", "momentum"],
 )
 def test_without_a_clip_the_order_is_the_same(chain: Leaf, shape: str, engine: str) -> None:
     problem, setting = problem_and_setting(shape, "given")
@@ -121,7 +125,7 @@ def shrinks(x: Tensor, g: Tensor, edge) -> Tensor:
 @pytest.mark.parametrize(
     "chain",
     [
-        leaf(0.2, clip_norm=0.3, weight_decay=0.01, momentum=0.5),
+        client_options(0.2, clip_norm=0.3, weight_decay=0.01, momentum=0.5),
         Leaf(constant(0.2), (halved, clip(0.3), lambda direction, x, correct: direction * x.cos())),
     ],
     ids=["usual", "own"],
@@ -132,7 +136,7 @@ def test_engines_agree_on_every_edge(rules: list, chain: Leaf) -> None:
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_deployment_and_simulation_agree(depth: int) -> None:
-    settings = {"leaf": leaf(0.2, clip_norm=0.3, weight_decay=0.01), "weights": "samples"}
+    settings = {"leaf": client_options(0.2, clip_norm=0.3, weight_decay=0.01), "weights": "samples"}
     sim = simulation({"name": "feddyn", "alpha": ALPHA, "pull": "after_clip"}, depth, **settings)
     deployed = Deployed(sim, by_samples=True).run()
     final = sim.run().models[0][0]

@@ -13,7 +13,8 @@ import sys
 import torch
 from torch import nn
 
-from stratafl import Draw, leaf, mtgc, simulate
+from stratafl import Draw, mtgc
+from tests.flat import client_options, simulate
 
 ROUNDS, GROUP_ROUNDS = 3, 5
 
@@ -47,9 +48,10 @@ def main(folder: str, engine: str, signal: str = "0", moment: str = "0", *change
     targets = (inputs @ torch.randn(4, 3, generator=random)).argmax(dim=1)
     lots = Lots(int(signal), int(moment))
     options = {
-        "rules": [mtgc("keep"), "scaffold"], "periods": [GROUP_ROUNDS, 2], "rounds": ROUNDS, "batch": 4,
-        "leaf": leaf(0.1, clip_norm=0.5, momentum=0.5), "test": (inputs, targets), "evaluate_levels": [0, 1],
-        "participation": [None, lots], "diagnose": "ideal",
+        "method": [mtgc("keep"), "scaffold"], "periods": [GROUP_ROUNDS, 2], "rounds": ROUNDS, "batch": 4,
+        "keep_state": True,
+        "leaf": client_options(0.1, clip_norm=0.5, momentum=0.5), "test": (inputs, targets), "evaluate_levels": [1],
+        "participation": [None, lots], "drift": "ideal",
     }  # fmt: skip
     options |= {key: json.loads(value) for key, _, value in (change.partition("=") for change in changes)}
     parts = [range(10 * client, 10 * client + 10) for client in range(6)]

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from stratafl import simulate
 from stratafl.base.state_dict import to_json_and_tensors
 from stratafl.runs.checkpoint import Checkpoints, Progress, RoundLog
 from stratafl.runs.provenance import Provenance
+from tests.flat import simulate
 
 SHAPES = {1: 3, 2: [2, 3], 3: [[2, 1], [1, 2]]}
 PERIODS = {1: [2], 2: [2, 2], 3: [2, 1, 2]}

@@ -7,22 +7,23 @@ from pathlib import Path
 import pytest
 
 from stratafl.base.signals import Interrupted
-from stratafl.config.schema import Config
+from stratafl.experiment.experiment import Experiment
 from stratafl.runs.launch import Launch
 
 CONFIG = {
     "tree": {"shape": "2x2"},
-    "data": {"name": "synthetic", "synthetic": {"samples": 20, "features": 5, "classes": 3}},
+    "data": {"source": "synthetic", "arguments": {"samples": 20, "features": 5, "classes": 3}},
     "model": {"name": "logistic"},
     "method": {"rules": ["mtgc", "scaffold"]},
     "schedule": {"periods": [2, 2], "participation": [1.0, 1]},
-    "run": {"rounds": 6, "checkpoint_every": 1, "keep_state": True},
+    "rounds": 6,
+    "storage": {"checkpoint_every": 1, "keep_state": True},
 }
 
 
 def stopped_after(rounds: int, folder: Path) -> Path:
     """A run with checkpoints of the last two rounds it did."""
-    launch = Launch.new(Config.of(CONFIG), "study", folder)
+    launch = Launch.new(Experiment.from_table(CONFIG), "study", folder)
 
     def watch(record) -> None:
         if record.round == rounds + 1:

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from stratafl import InvalidInput
 from stratafl.base.signals import Interrupted
 from stratafl.cli.main import main
-from stratafl.config.schema import Config
+from stratafl.experiment.experiment import Experiment
 from stratafl.report.page_data import page_data
 from stratafl.runs import read_run
 from stratafl.runs.launch import Launch
@@ -59,25 +59,27 @@ def hooking(input_shape, classes):
 """
 
 
-def config(folder: Path, model: str, engine: str, precision: str = "fp32") -> Config:
+def study(folder: Path, model: str, engine: str, precision: str = "fp32") -> Experiment:
     file = folder / "own_model.py"
     file.write_text(MODEL)
-    return Config.of(
+    return Experiment.from_table(
         {
             "tree": {"shape": "2x3"},
             "model": {"name": f"{file}:{model}"},
             "schedule": {"periods": [2, 2]},
-            "leaf": {"batch": 16},
-            "run": {"rounds": 4, "engine": engine, "precision": precision, "checkpoint_every": 1},
+            "client": {"batch_size": 16},
+            "rounds": 4,
+            "execution": {"engine": engine, "precision": precision},
+            "storage": {"checkpoint_every": 1},
         }
     )
 
 
-def finished(settings: Config, folder: Path) -> FinishedRun:
+def finished(settings: Experiment, folder: Path) -> FinishedRun:
     return Launch.new(settings, "whole", folder).run()
 
 
-def interrupted(settings: Config, folder: Path) -> Path:
+def interrupted(settings: Experiment, folder: Path) -> Path:
     launch = Launch.new(settings, "halves", folder)
 
     def stop(record) -> None:
@@ -109,14 +111,14 @@ def described(path: Path) -> dict:
 def test_what_ran_is_recorded_and_goes_on_to_the_same_bits(
     model: str, asked: str, ran: str, tmp_path: Path, capsys
 ) -> None:
-    settings = config(tmp_path, model, asked)
+    settings = study(tmp_path, model, asked)
     uninterrupted = finished(settings, tmp_path / "runs").path
     assert capsys.readouterr().err.count(f"engine {asked!r} was asked for, and {ran}") == (asked != ran)
     path = interrupted(settings, tmp_path / "runs")
     assert described(path)["engine"] == ran == described(path)["how"].partition(":")[0]
     assert described(path)["precision"] == "fp32"
     shown = page_data([read_run(path)])["shared"]
-    assert (shown["run.engine"], shown["run.precision"]) == (ran, "fp32")
+    assert (shown["execution.engine"], shown["execution.precision"]) == (ran, "fp32")
     noted = [note for note in described(path)["notes"] if "was asked for" in note]
     assert len(noted) == (asked != ran)
     assert list(read_run(path).notes) == described(path)["notes"]
@@ -129,7 +131,7 @@ def test_what_ran_is_recorded_and_goes_on_to_the_same_bits(
 
 def test_runs_are_listed_with_the_engine_that_ran(tmp_path: Path, monkeypatch, capsys) -> None:
     for model in ("hooking", "deciding"):
-        finished(config(tmp_path, model, "stacked"), tmp_path / "runs")
+        finished(study(tmp_path, model, "stacked"), tmp_path / "runs")
     capsys.readouterr()
     rows = json.loads(listed(tmp_path / "runs", "--json", monkeypatch=monkeypatch, capsys=capsys))["runs"]
     assert [(row["engine"], row["precision"]) for row in rows] == [("vmap", "fp32"), ("loop", "fp32")]
@@ -147,22 +149,22 @@ def listed(*arguments: object, monkeypatch, capsys) -> str:
 
 
 def test_a_record_of_an_early_version_says_what_it_knows(tmp_path: Path) -> None:
-    path = finished(config(tmp_path, "hooking", "stacked"), tmp_path / "runs").path
+    path = finished(study(tmp_path, "hooking", "stacked"), tmp_path / "runs").path
     early = {key: value for key, value in described(path).items() if key not in ("how", "precision")}
     (path / "run.json").write_text(json.dumps(early))
     run = read_run(path)
     assert (run.engine, run.how, run.precision) == ("vmap", "vmap", "")
-    assert page_data([run])["shared"]["run.engine"] == "vmap"
+    assert page_data([run])["shared"]["execution.engine"] == "vmap"
 
 
 def test_a_precision_that_was_not_honoured_is_not_recorded(tmp_path: Path, capsys) -> None:
-    path = finished(config(tmp_path, "dropping", "loop", "tf32"), tmp_path / "runs").path
+    path = finished(study(tmp_path, "dropping", "loop", "tf32"), tmp_path / "runs").path
     assert described(path)["precision"] == "fp32"
     assert "precision 'tf32' is not honoured" in capsys.readouterr().err
 
 
 def test_a_precision_outlives_the_engine_that_was_asked_for(tmp_path: Path, capsys) -> None:
-    settings = config(tmp_path, "dropping", "vmap", "bf16")
+    settings = study(tmp_path, "dropping", "vmap", "bf16")
     uninterrupted = finished(settings, tmp_path / "runs").path
     assert "honoured" not in capsys.readouterr().err
     path = interrupted(settings, tmp_path / "runs")
@@ -173,7 +175,7 @@ def test_a_precision_outlives_the_engine_that_was_asked_for(tmp_path: Path, caps
 
 
 def test_a_run_does_not_go_on_with_another_engine(tmp_path: Path) -> None:
-    path = interrupted(config(tmp_path, "dropping", "loop"), tmp_path / "runs")
+    path = interrupted(study(tmp_path, "dropping", "loop"), tmp_path / "runs")
     values = described(path)
     (path / "run.json").write_text(json.dumps({**values, "engine": "vmap"}))
     with pytest.raises(InvalidInput, match="trained by vmap; here: loop: the module or loss draws random numbers"):
@@ -181,7 +183,7 @@ def test_a_run_does_not_go_on_with_another_engine(tmp_path: Path) -> None:
 
 
 def test_a_record_and_checkpoints_of_other_engines_are_refused(tmp_path: Path) -> None:
-    path = interrupted(config(tmp_path, "convolutional", "loop"), tmp_path / "runs")
+    path = interrupted(study(tmp_path, "convolutional", "loop"), tmp_path / "runs")
     (path / "run.json").write_text(json.dumps({**described(path), "engine": "vmap"}))
     with pytest.raises(InvalidInput, match=r"its checkpoint is of engine 'loop', and its run\.json of 'vmap'"):
         Launch.resume(path)

@@ -17,7 +17,7 @@ import pandas
 import pytest
 
 from stratafl import InvalidInput
-from stratafl.config.schema import Config
+from stratafl.experiment.experiment import Experiment
 from stratafl.runs import list_runs, read_run
 from stratafl.runs.format import RunLock, is_locked
 from stratafl.runs.launch import Launch
@@ -26,9 +26,9 @@ from tests.runs.conftest import ROOT, Server
 from tests.runs.stopped import CONFIG, names, stopped_after
 
 
-def launch(folder: Path, name: str = "study", **run: object):
-    values = {**CONFIG, "run": {**CONFIG["run"], "rounds": 2, **run}}
-    return Launch.new(Config.of(values), name, folder).run()
+def launch(folder: Path, name: str = "study", changes: dict[str, object] | None = None):
+    experiment = Experiment.from_table({**CONFIG, "rounds": 2}).replace(changes)
+    return Launch.new(experiment, name, folder).run()
 
 
 # -- what is in them -------------------------------------------------------------------------------
@@ -58,8 +58,8 @@ def test_pandas_reads_the_rounds_in_one_line(tmp_path: Path) -> None:
 
 
 def test_a_finished_run_keeps_its_state_only_if_asked(tmp_path: Path) -> None:
-    assert names(launch(tmp_path, keep_state=True).path) == ["000002"]
-    assert names(launch(tmp_path, keep_state=False).path) == []
+    assert names(launch(tmp_path, changes={"storage.keep_state": True}).path) == ["000002"]
+    assert names(launch(tmp_path, changes={"storage.keep_state": False}).path) == []
 
 
 def test_the_tree_says_who_holds_what(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_the_tree_says_who_holds_what(tmp_path: Path) -> None:
 
 def test_runs_are_listed_and_filtered(tmp_path: Path, monkeypatch, capsys) -> None:
     runs = tmp_path / "runs"
-    launch(runs, "first", seed=3)
+    launch(runs, "first", {"seed": 3})
     launch(runs / "sweep", "second")
     stopped_after(2, runs)
     (runs / "notes").mkdir()
@@ -90,10 +90,10 @@ def test_runs_are_listed_and_filtered(tmp_path: Path, monkeypatch, capsys) -> No
 
     assert listed() == ["first", "second", "study"]
     assert listed("--status", "interrupted") == ["study"]
-    assert listed("--where", "run.seed=3") == ["first"]
+    assert listed("--where", "seed=3") == ["first"]
     assert listed("--where", "model.name=logistic", "--status", "done") == ["first", "second"]
     assert listed("--where", "model.nothing.there=1") == []
-    assert command(monkeypatch, "runs", runs, "--where", "model.nme=mlp", "--where", "run.seed=4") == 0
+    assert command(monkeypatch, "runs", runs, "--where", "model.nme=mlp", "--where", "seed=4") == 0
     assert capsys.readouterr().out.endswith(": none has model.nme\n")
     monkeypatch.setenv("COLUMNS", "40")
     assert command(monkeypatch, "runs", runs) == 0
@@ -126,7 +126,7 @@ def test_a_run_that_is_done_is_not_resumed(tmp_path: Path) -> None:
 
 
 def test_a_run_that_fails_says_why_and_can_go_on(tmp_path: Path) -> None:
-    launch = Launch.new(Config.of(CONFIG), "study", tmp_path)
+    launch = Launch.new(Experiment.from_table(CONFIG), "study", tmp_path)
 
     def watch(record) -> None:
         if record.round == 3:
@@ -141,15 +141,15 @@ def test_a_run_that_fails_says_why_and_can_go_on(tmp_path: Path) -> None:
 
 
 def test_a_run_in_which_nothing_was_accepted_is_no_success(tmp_path: Path) -> None:
-    values = {**CONFIG, "leaf": {**CONFIG.get("leaf", {}), "lr": 1e30}, "run": {**CONFIG["run"], "rounds": 2}}
-    launch = Launch.new(Config.of(values), "study", tmp_path)
+    values = {**CONFIG, "client": {"lr": 1e30}, "rounds": 2}
+    launch = Launch.new(Experiment.from_table(values), "study", tmp_path)
     with pytest.raises(InvalidInput, match="in all of them every update was refused"):
         launch.run()
     assert read_run(launch.folder.path).status == "failed"
 
 
 def test_a_model_that_ends_the_process_fails_the_run(tmp_path: Path) -> None:
-    launch = Launch.new(Config.of(CONFIG), "study", tmp_path)
+    launch = Launch.new(Experiment.from_table(CONFIG), "study", tmp_path)
 
     def leave(record) -> None:
         raise SystemExit(0)
@@ -177,7 +177,7 @@ def test_a_second_process_is_refused_and_told_whose_it_is(server: Server, tmp_pa
 def test_a_dead_owner_s_lock_is_taken_over(server: Server, tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
     config.write_text(
-        '[tree]\nshape = "2"\n[schedule]\nperiods = [2]\n[run]\nrounds = 100000\n[model]\nname = "logistic"'
+        'rounds = 100000\n\n[tree]\nshape = "2"\n\n[schedule]\nperiods = [2]\n\n[model]\nname = "logistic"'
     )
     process = server.start("run", config, "--runs", tmp_path / "runs")
     while "round 2/" not in process.said():
@@ -221,15 +221,19 @@ def mounted(tmp_path: Path, script: str) -> subprocess.CompletedProcess:
 
 
 LARGER = """
+rounds = 8
+
 [tree]
 shape = "2x2"
+
 [model]
 name = "mlp"
 hidden = [400, 400]
+
 [schedule]
 periods = [1, 1]
-[run]
-rounds = 8
+
+[storage]
 checkpoint_every = 1
 """
 
@@ -276,7 +280,7 @@ def test_a_read_only_folder_is_one_line(tmp_path: Path) -> None:
 
 def test_a_limit_on_file_size_keeps_the_last_checkpoint(tmp_path: Path) -> None:
     """A real failing write in this process; what is left is good."""
-    launch = Launch.new(Config.of({**CONFIG, "model": {"name": "mlp", "hidden": [50]}}), "study", tmp_path)
+    launch = Launch.new(Experiment.from_table({**CONFIG, "model": {"name": "mlp", "hidden": [50]}}), "study", tmp_path)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import sys
@@ -14,10 +15,11 @@ import pytest
 from stratafl import InvalidInput
 from stratafl.base.signals import Interrupted
 from stratafl.cli.main import main
-from stratafl.config.schema import Config
+from stratafl.experiment.experiment import Experiment
 from stratafl.runs import list_runs, read_run
+from stratafl.runs.format import config_digest
 from stratafl.runs.launch import Launch
-from stratafl.runs.provenance import Provenance
+from stratafl.runs.provenance import Provenance, changes_since, identity
 from tests.runs.stopped import CONFIG, stopped_after
 
 NET = """
@@ -38,9 +40,13 @@ def mine():
 """
 
 
-def edit(run: Path, section: str, key: str, value: Any) -> None:
+def edit(run: Path, key: str, value: Any) -> None:
     described = json.loads((run / "run.json").read_text())
-    described["config"][section][key] = value
+    *sections, last = key.split(".")
+    table = described["config"]
+    for section in sections:
+        table = table[section]
+    table[last] = value
     (run / "run.json").write_text(json.dumps(described))
 
 
@@ -55,22 +61,20 @@ def run(stopped: Path, tmp_path: Path) -> Path:
 
 
 EDITS = [
-    ("leaf", "lr", 0.2, "leaf.lr was 0.1 and is 0.2"),
-    ("leaf", "batch", 5, "leaf.batch was 32 and is 5"),
-    ("leaf", "momentum", 0.9, "leaf.momentum was 0.0 and is 0.9"),
-    ("schedule", "periods", [2, 3], "schedule.periods was [2, 2] and is [2, 3]"),
-    ("schedule", "participation", [1.0, 2], "schedule.participation was [1.0, 1] and is [1.0, 2]"),
-    ("run", "seed", 5, "run.seed was 0 and is 5"),
-    ("method", "rules", ["mtgc", "mtgc"], 'method.rules was ["mtgc", "scaffold"] and is ["mtgc", "mtgc"]'),
-    ("tree", "shape", "4", 'tree.shape was "2x2" and is "4"'),
+    ("client.lr", 0.2, "client.lr was 0.1 and is 0.2"),
+    ("client.batch_size", 5, "client.batch_size was 32 and is 5"),
+    ("client.optimizer", "adam", 'client.optimizer was "sgd" and is "adam"'),
+    ("schedule.periods", [2, 3], "schedule.periods was [2, 2] and is [2, 3]"),
+    ("schedule.participation", [1.0, 2], "schedule.participation was [1.0, 1] and is [1.0, 2]"),
+    ("seed", 5, "seed was 0 and is 5"),
+    ("method.rules", ["mtgc", "mtgc"], 'method.rules was ["mtgc", "scaffold"] and is ["mtgc", "mtgc"]'),
+    ("tree.shape", "4", 'tree.shape was "2x2" and is "4"'),
 ]
 
 
-@pytest.mark.parametrize(("section", "key", "value", "said"), EDITS, ids=[f"{s}.{k}" for s, k, _, _ in EDITS])
-def test_a_config_that_was_edited_is_refused_with_what_changed(
-    run: Path, section: str, key: str, value: Any, said: str
-) -> None:
-    edit(run, section, key, value)
+@pytest.mark.parametrize(("key", "value", "said"), EDITS, ids=[key for key, _, _ in EDITS])
+def test_a_config_that_was_edited_is_refused_with_what_changed(run: Path, key: str, value: Any, said: str) -> None:
+    edit(run, key, value)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "lock"}
     with pytest.raises(InvalidInput) as problem:
         Launch.resume(run)
@@ -86,10 +90,10 @@ def test_nothing_changed_is_no_change(run: Path) -> None:
 
 
 def test_force_goes_on_and_notes_it_once(run: Path) -> None:
-    edit(run, "leaf", "lr", 0.2)
+    edit(run, "client.lr", 0.2)
     said: list[str] = []
     launch = Launch.resume(run, said.append, force=True)
-    assert said[0] == "goes on all the same: leaf.lr was 0.1 and is 0.2"
+    assert said[0] == "goes on all the same: client.lr was 0.1 and is 0.2"
 
     def watch(record) -> None:
         assert record.lr == (0.1 if record.round <= 4 else 0.2)
@@ -99,20 +103,20 @@ def test_force_goes_on_and_notes_it_once(run: Path) -> None:
     with pytest.raises(Interrupted):
         launch.run(watch)
     assert [(continuation["after"], continuation["changed"]) for continuation in read_run(run).continued] == [
-        (4, ["leaf.lr was 0.1 and is 0.2"])
+        (4, ["client.lr was 0.1 and is 0.2"])
     ]
     # what was changed once is what the run now is
     said.clear()
     Launch.resume(run, said.append).run()
     assert said == ["goes on after round 5"]
     assert [continuation.get("changed") for continuation in read_run(run).continued] == [
-        ["leaf.lr was 0.1 and is 0.2"],
+        ["client.lr was 0.1 and is 0.2"],
         None,
     ]
 
 
 def test_going_back_before_a_change_notes_it_again(run: Path) -> None:
-    edit(run, "leaf", "lr", 0.2)
+    edit(run, "client.lr", 0.2)
     launch = Launch.resume(run, force=True)
 
     def watch(record) -> None:
@@ -125,14 +129,14 @@ def test_going_back_before_a_change_notes_it_again(run: Path) -> None:
     tensors.write_bytes(tensors.read_bytes()[:-1])
     Launch.resume(run).run()
     assert [(continuation["after"], continuation["changed"]) for continuation in read_run(run).continued] == [
-        (4, ["leaf.lr was 0.1 and is 0.2"])
+        (4, ["client.lr was 0.1 and is 0.2"])
     ]
 
 
 def test_before_the_first_checkpoint_a_change_is_noticed_too(run: Path) -> None:
     shutil.rmtree(run / "checkpoints")
     Launch.resume(run).folder.close()
-    edit(run, "leaf", "lr", 0.2)
+    edit(run, "client.lr", 0.2)
     with pytest.raises(InvalidInput, match="began with: the config was changed"):
         Launch.resume(run)
     Launch.resume(run, force=True).run()
@@ -140,15 +144,84 @@ def test_before_the_first_checkpoint_a_change_is_noticed_too(run: Path) -> None:
 
 
 def test_forced_changes_of_data_are_in_the_tree_file(run: Path) -> None:
-    edit(run, "data", "synthetic", {"samples": 30, "features": 5, "classes": 3})
+    edit(run, "data.arguments", {"samples": 30, "features": 5, "classes": 3})
     launch = Launch.resume(run, force=True)
     launch.run()
     result = read_run(run)
     assert result.continued[0]["changed"] == [
-        "data.synthetic.samples was 20 and is 30",
+        "data.arguments.samples was 20 and is 30",
         "the data, or how it is split, was changed",
     ]
     assert sum(result.tree["levels"][0]["samples"]) > 4 * 20
+
+
+OLD = {
+    "tree": {"shape": "2x2", "weights": "uniform"},
+    "data": {"name": "synthetic", "arguments": {}, "columns": {}, "test": None, "lazy": False, "partition": [],
+             "rotation": None, "augment": "none", "synthetic": {"samples": 20, "features": 5, "classes": 3},
+             "test_partition": None},
+    "model": {"name": "logistic"},
+    "method": {"rules": ["mtgc", "scaffold"]},
+    "objective": {"loss": None, "metrics": None},
+    "schedule": {"periods": [2, 2], "steps_per_sync": None, "participation": [1.0, 1]},
+    "leaf": {"lr": 0.1, "batch": 32, "sampling": "epochs", "clip": None, "weight_decay": 0.0, "momentum": 0.0,
+             "optimiser": None, "optimiser_state": "restart", "epochs": None, "schedule": "constant"},
+    "run": {"rounds": 6, "seed": 0, "evaluate_every": 1, "evaluate_levels": [0], "stop_at": None, "stop_when": None,
+            "checkpoint_every": 1, "keep_state": True, "device": "cpu", "engine": None, "precision": "fp32",
+            "diagnose": "drift", "update_limit": None, "update_factor": None, "initial": None, "plugins": []},
+}  # fmt: skip
+"""Tables of `CONFIG` as the first version wrote them."""
+
+
+def written_by_the_first_version(run: Path) -> None:
+    """Put the old tables into run.json and the checkpoints of a run."""
+    described = json.loads((run / "run.json").read_text())
+    described |= {"config": OLD, "inputs": {**described["inputs"], "config": config_digest(OLD)}}
+    (run / "run.json").write_text(json.dumps(described))
+    for checkpoint in (run / "checkpoints").iterdir():
+        state = json.loads((checkpoint / "state.json").read_text())
+        state["inputs"]["config"] = OLD
+        (checkpoint / "state.json").write_text(json.dumps(state))
+        sign(checkpoint)
+
+
+def sign(checkpoint: Path) -> None:
+    names = ("state.json", "tensors.safetensors")
+    sums = [f"{hashlib.sha256((checkpoint / name).read_bytes()).hexdigest()}  {name}\n" for name in names]
+    (checkpoint / "SHA256SUMS").write_text("".join(sums))
+
+
+@pytest.mark.parametrize("has_checkpoints", [True, False])
+def test_a_run_of_the_first_version_is_resumed(run: Path, has_checkpoints: bool, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    written_by_the_first_version(run)
+    for folder in (run, other):
+        if not has_checkpoints:
+            shutil.rmtree(folder / "checkpoints")
+    stored = read_run(run)
+    assert not changes_since(stored, Experiment.from_table(CONFIG)) and identity(stored) == identity(read_run(other))
+    said: list[str] = []
+    Launch.resume(run, said.append).run()
+    Launch.resume(other).run()
+    assert said == [
+        "goes on after round 4" if has_checkpoints else "begins again: there is no checkpoint to go on from"
+    ]
+    assert (run / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+    result = read_run(run)
+    assert (result.status, result.config["rounds"]) == ("done", 6) and "changed" not in result.continued[0]
+    longer = Launch.changed(run, ["rounds=7"])
+    Launch.resume(run, experiment=longer).run()
+    assert read_run(run).continued[-1]["extended"] == ["rounds was 6 and is 7"]
+
+
+def test_an_edited_run_of_the_first_version_is_refused(run: Path) -> None:
+    written_by_the_first_version(run)
+    edit(run, "leaf.lr", 0.2)
+    with pytest.raises(InvalidInput, match=r"began with: client\.lr was 0\.1 and is 0\.2; --force"):
+        Launch.resume(run)
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(InvalidInput, match="began with: the config was changed"):
+        Launch.resume(run)
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -179,9 +252,9 @@ def begun(folder: Path, model: str) -> Path:
         **CONFIG,
         "model": {"name": model, "notes": "notes.txt"},
         "method": {"rules": ["mine", "average"]},
-        "run": {**CONFIG["run"], "plugins": ["rules.py"]},
+        "plugins": ["rules.py"],
     }
-    launch = Launch.new(Config.of(values), "study", folder / "runs")
+    launch = Launch.new(Experiment.from_table(values), "study", folder / "runs")
 
     def watch(record) -> None:
         if record.round == 3:
@@ -252,7 +325,7 @@ def test_installed_modules_are_known_by_their_own_file_only() -> None:
 
 
 def test_the_command_says_it_in_one_line_and_force_is_for_resume(run: Path, monkeypatch, capsys) -> None:
-    edit(run, "leaf", "lr", 0.2)
+    edit(run, "client.lr", 0.2)
     (run.parent / "c.toml").write_text("[schedule]\nperiods = [1, 1]\n")
     for arguments in (["--resume", run], [run.parent / "c.toml", "--force"]):
         monkeypatch.setattr(sys, "argv", ["stratafl", "run", *map(str, arguments)])
@@ -267,15 +340,11 @@ def test_the_command_says_it_in_one_line_and_force_is_for_resume(run: Path, monk
 
 
 def test_runs_with_checkpoints_of_the_first_format_are_read(run: Path) -> None:
-    import hashlib
-
     for checkpoint in (run / "checkpoints").iterdir():
         state = json.loads((checkpoint / "state.json").read_text())
         old = {key: value for key, value in state.items() if key not in ("inputs", "records")} | {"format": 1}
         (checkpoint / "state.json").write_text(json.dumps(old))
-        sums = [f"{hashlib.sha256((checkpoint / n).read_bytes()).hexdigest()}  {n}\n"
-                for n in ("state.json", "tensors.safetensors")]  # fmt: skip
-        (checkpoint / "SHA256SUMS").write_text("".join(sums))
+        sign(checkpoint)
     described = json.loads((run / "run.json").read_text())
     del described["inputs"]
     (run / "run.json").write_text(json.dumps(described))

@@ -3,6 +3,7 @@ same program."""
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -18,11 +19,13 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from stratafl import InvalidInput, Simulation, leaf, mtgc, simulate
-from stratafl.base.signals import InterruptExit
+from stratafl import Client, Data, Experiment, InvalidInput, Model, Simulation, StepDecay, Storage, Tree, mtgc
+from stratafl.base.signals import Interrupted, InterruptExit
 from stratafl.engine import factory
 from stratafl.runs import read_run
 from stratafl.runs.launch import Launch
+from stratafl.runs.provenance import changes_since, identity
+from tests.flat import client_options, simulate
 from tests.runs.conftest import ROOT, Server, contents
 from tests.runs.program import GROUP_ROUNDS
 from tests.runs.states import everything
@@ -97,16 +100,16 @@ def test_a_finished_run_is_finished(server: Server, tmp_path: Path) -> None:
     assert server.run("python", PROGRAM, run, "loop")[0] == 0
     before = contents(run)
     code, said = server.run("python", PROGRAM, run, "loop")
-    assert (code, said) == (0, "run: done already: 3 rounds in result().history\n"), "no round is done again"
+    assert (code, said) == (0, "run: done already: 3 rounds in result().history\n1\n2\n3\n"), "no round is done again"
     assert contents(run) == before
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("batch=5", "leaf.batch was 4 and is 5"),
-        ('rules="mtgc"', 'method.name was null and is "mtgc"'),
-        ("seed=1", "run.seed was 0 and is 1"),
+        ("batch=5", "client.batch_size was 4 and is 5"),
+        ('method="mtgc"', 'method.name was null and is "mtgc"'),
+        ("seed=1", "seed was 0 and is 1"),
     ],
 )
 def test_another_run_is_refused_with_what_differs(change: str, said: str, server: Server, tmp_path: Path) -> None:
@@ -147,11 +150,11 @@ def test_it_is_listed_and_read_like_any_other(tmp_path: Path) -> None:
     study(save=tmp_path / "x").run()
     run = read_run(tmp_path / "x")
     assert (run.name, run.status, run.round, run.engine) == ("x", "done", 3, "loop")
-    assert run.config["method"] == {"name": "mtgc"} and run.config["schedule"]["periods"] == [2, 2]
-    assert run.config["tree"]["shape"] == "2x2" and run.config["leaf"]["lr"] == 0.1
+    assert run.config["method"]["name"] == "mtgc" and run.config["schedule"]["periods"] == [2, 2]
+    assert run.config["tree"]["shape"] == "2x2" and run.config["client"]["lr"] == 0.1
     assert run.tree["levels"][2]["samples"] == [10] * 4 and run.tree["classes"] == ["0", "1", "2"]
     objects = json.loads((run.path / "run.json").read_text())["objects"]
-    assert objects["model"] == objects["data"] == "in memory"
+    assert objects["model.name"] == objects["data.source"] == "in memory"
 
 
 def test_the_command_says_how_to_go_on(tmp_path: Path) -> None:
@@ -167,7 +170,7 @@ def test_regression_is_kept_too(tmp_path: Path) -> None:
     study(save=tmp_path / "x", **more).run()
     run = read_run(tmp_path / "x")
     assert run.status == "done" and run.tree["classes"] == ["samples"] and run.tree["levels"][0]["samples"] == [40]
-    with pytest.raises(InvalidInput, match="the data, or how it is split, is no longer"):
+    with pytest.raises(InvalidInput, match=r"data\.source was changed"):
         study(save=tmp_path / "x", **{**more, "data": (inputs, targets + 1)})
 
 
@@ -205,7 +208,7 @@ PARTS = [range(10 * client, 10 * client + 10) for client in range(4)]
 )
 def test_data_in_any_form(model, data, parts, more, tmp_path: Path) -> None:
     def make():
-        options = {"periods": [2, 1], "rounds": 2, "batch": 5, **more}
+        options = {"periods": [2, 1], "rounds": 2, "batch": 5, "keep_state": True, **more}
         return simulate(lambda: model(4, 3), data, parts, "2x2", save=tmp_path / "x", **options)
 
     result = make().run()
@@ -229,23 +232,25 @@ def test_tables_to_test_on_are_compared_by_their_numbers(tmp_path: Path) -> None
 
 def test_rates_of_numpy_are_kept_as_numbers(tmp_path: Path) -> None:
     x, y = torch.randn(12, 3), torch.arange(12) % 2
-    falling = leaf(lambda round: np.float32(0.5) / np.float32(1 + round))
+    falling = client_options(lambda round: np.float32(0.5) / np.float32(1 + round))
     for name, rates, expected in ("same", np.float32(0.5), [0.5, 0.5]), ("falling", falling, [0.5, 0.25]):
         how = {"periods": [2], "rounds": 2, "leaf": rates, "save": tmp_path / name, "engine": "loop"}
         simulate(lambda: nn.Linear(3, 2), (x, y), [range(6), range(6, 12)], 2, **how).run()
         run = read_run(tmp_path / name)
-        assert [record["lr"] for record in run.rounds] == expected and run.config["leaf"]["lr"] == 0.5
+        assert [record["lr"] for record in run.rounds] == expected and run.config["client"]["lr"] == (
+            0.5 if name == "same" else 1.0
+        )
 
 
 def test_rounds_asked_for_one_by_one_are_kept_as_well(tmp_path: Path) -> None:
-    uninterrupted = study(save=tmp_path / "whole")
+    uninterrupted = study(save=tmp_path / "whole", keep_state=True)
     uninterrupted.run()
     first = study()
     first.save(tmp_path / "x", checkpoint_every=1)
     next(first)
     (tmp_path / "link").symlink_to(tmp_path)
     again = study()
-    again.save(tmp_path / "link/x", checkpoint_every=1)
+    again.save(tmp_path / "link/x", checkpoint_every=1, keep_state=True)
     assert len(again.history) == 1, "the same process, as a notebook does, and whatever leads to the folder"
     with pytest.raises(InvalidInput, match="this run was ended"):
         next(first)
@@ -284,16 +289,151 @@ def test_force_goes_on_and_notes_it(tmp_path: Path) -> None:
     second = study(leaf=0.2)
     second.save(tmp_path / "x", force=True)
     second.run()
-    assert read_run(tmp_path / "x").continued[0]["changed"] == ["leaf.lr was 0.1 and is 0.2"]
+    assert read_run(tmp_path / "x").continued[0]["changed"] == ["client.lr was 0.1 and is 0.2"]
 
 
-def test_a_done_run_that_kept_no_state_is_not_done_again(tmp_path: Path) -> None:
-    first = study()
-    first.save(tmp_path / "x", keep_state=False)
-    first.run()
-    with pytest.raises(InvalidInput, match="this run is done, and was not to keep its state"):
-        study(save=tmp_path / "x")
+def test_a_finished_run_without_state_gives_its_result(tmp_path: Path, capsys) -> None:
+    first = study(save=tmp_path / "x").run()
+    again = study(save=tmp_path / "x")
+    assert capsys.readouterr().err == "x: done already: 3 rounds in result().history\n"
+    assert again.done and [record.round for record in again] == [1, 2, 3]
+    result = again.run()
+    assert [vars(record) for record in result.history] == [vars(record) for record in first.history]
+    assert torch.equal(result.models[0], first.models[0])
+    assert all(map(torch.equal, result.module.state_dict().values(), first.module.state_dict().values()))
+    assert result.communication.level(1) == first.communication.level(1)
+    assert result.communication.bytes_per_client == first.communication.bytes_per_client
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        lambda run: run.result().models[1],
+        lambda run: len(run.result().models),
+        lambda run: run.result().corrections[0],
+        lambda run: run.result().model_of("0/1"),
+        lambda run: run.result().communication.client(0),
+        lambda run: run.rows(0),
+        lambda run: run.state(),
+    ],
+)
+def test_what_a_finished_run_did_not_keep_is_one_line(question, tmp_path: Path) -> None:
+    study(save=tmp_path / "x").run()
+    with pytest.raises(InvalidInput, match=r"storage\.keep_state = False: .* were not kept when this run was finished"):
+        question(study(save=tmp_path / "x"))
+
+
+def test_more_rounds_of_a_run_without_state_are_refused(tmp_path: Path) -> None:
+    study(save=tmp_path / "x").run()
+    told = (
+        "this run is done, and was not to keep its state: for more rounds begin another, with storage.keep_state = true"
+    )
+    with pytest.raises(InvalidInput, match=told):
+        study(save=tmp_path / "x", rounds=4)
+    with pytest.raises(InvalidInput, match="has 3 rounds already, more than rounds = 2"):
+        study(save=tmp_path / "x", rounds=2)
+    with pytest.raises(InvalidInput, match="seed was 0 and is 1"):
+        study(save=tmp_path / "x", seed=1)
     assert read_run(tmp_path / "x").status == "done"
+
+
+def test_a_run_that_is_over_gives_its_records_again() -> None:
+    simulation = study()
+    assert [record.round for record in simulation] == [record.round for record in simulation] == [1, 2, 3]
+    notes: list[int] = []
+
+    class Listener:
+        def on_round(self, record) -> None:
+            notes.append(record.round)
+
+    simulation.run(callbacks=[Listener()])  # type: ignore[list-item]
+    assert notes == [], "no round is done again"
+
+
+# -- without objects -------------------------------------------------------------------------------
+
+PLAIN = """
+rounds = 2
+
+[tree]
+shape = "2x2"
+
+[data]
+source = "synthetic"
+arguments = { samples = 20, features = 5, classes = 3 }
+
+[model]
+name = "mlp"
+hidden = [4]
+
+[schedule]
+periods = [2, 1]
+
+[client]
+lr = 0.05
+lr_schedule = { name = "step", every = 1, factor = 0.5 }
+
+[storage]
+checkpoint_every = 1
+"""
+
+
+def plain_experiment(**changes) -> Experiment:
+    experiment = Experiment(
+        model=Model("mlp", params={"hidden": [4]}),
+        data=Data("synthetic", arguments={"samples": 20, "features": 5, "classes": 3}),
+        tree=Tree("2x2"),
+        schedule=[2, 1],
+        client=Client(0.05, lr_schedule=StepDecay(every=1, factor=0.5)),
+        storage=Storage(checkpoint_every=1),
+        rounds=2,
+    )
+    return experiment.replace(**changes)
+
+
+def test_a_run_without_objects_is_that_of_its_config(tmp_path: Path) -> None:
+    """A program and a config that say the same give the same run."""
+    (tmp_path / "plain.toml").write_text(PLAIN)
+    from_file = read_run(Launch.new(Experiment.from_toml(tmp_path / "plain.toml"), "plain", tmp_path).run().path)
+    plain_experiment().run(save=tmp_path / "python")
+    from_python = read_run(tmp_path / "python")
+    one, other = (json.loads((run.path / "run.json").read_text()) for run in (from_file, from_python))
+    assert one["config"] == other["config"] and "objects" not in other
+    assert (one["data"], one["inputs"]) == (other["data"], other["inputs"])
+    assert identity(from_file) == identity(from_python)
+    assert not changes_since(from_python, Experiment.from_toml(tmp_path / "plain.toml"))
+
+
+def test_program_and_command_go_on_with_the_same_run(tmp_path: Path) -> None:
+    plain_experiment().run(save=tmp_path / "whole")
+    for folder in (tmp_path / "one", tmp_path / "other"):
+        next(plain_experiment().start(save=folder))
+    gc.collect()  # with its simulation a run ends in this process
+    Launch.resume(tmp_path / "one").run()
+    (tmp_path / "plain.toml").write_text(PLAIN)
+    begun = Launch.new(Experiment.from_toml(tmp_path / "plain.toml"), "plain", tmp_path)
+
+    def stop(record) -> None:
+        raise Interrupted(2)
+
+    with pytest.raises(Interrupted):
+        begun.run(stop)
+    for folder in (tmp_path / "other", begun.folder.path):
+        plain_experiment().run(save=folder)
+    models = [
+        (folder / "model.safetensors").read_bytes()
+        for folder in (tmp_path / "whole", tmp_path / "one", tmp_path / "other", begun.folder.path)
+    ]
+    assert models == [models[0]] * 4
+
+
+def test_storage_of_the_experiment_is_that_of_save(tmp_path: Path) -> None:
+    kept = plain_experiment(storage={"keep_state": True})
+    kept.run(save=tmp_path / "x")
+    assert [path.name for path in (tmp_path / "x" / "checkpoints").iterdir()] == ["000002"]
+    assert len(kept.replace(rounds=3).run(save=tmp_path / "x").history) == 3
+    plain_experiment().run(save=tmp_path / "y")
+    assert not list((tmp_path / "y" / "checkpoints").iterdir())
 
 
 def test_an_interrupt_is_left_alone_where_nothing_is_saved(tmp_path: Path) -> None:
@@ -332,7 +472,7 @@ def test_objects_are_named_by_where_they_come_from(tmp_path: Path, monkeypatch: 
     def make():
         options = torch.zeros(40, 4), torch.zeros(40, dtype=torch.int64)
         parts = [range(10 * i, 10 * i + 10) for i in range(4)]
-        chain = leaf(0.1, clip_norm=1.0)
+        chain = client_options(0.1, clip_norm=1.0)
         return simulate(
             my_nets.net, options, parts, "2x2", [mtgc("keep"), mtgc("zero")], periods=[2, 2], rounds=2,
             loss=my_nets.loss, leaf=chain, save=tmp_path / "x",
@@ -340,11 +480,11 @@ def test_objects_are_named_by_where_they_come_from(tmp_path: Path, monkeypatch: 
 
     make()
     described = json.loads((tmp_path / "x" / "run.json").read_text())
-    assert described["objects"]["model"] == "my_nets:net" and described["objects"]["loss"] == "my_nets:loss"
-    assert described["config"]["model"]["name"] == "my_nets:net"
+    assert described["objects"]["model.name"] == "my_nets:net" and described["objects"]["loss"] == "my_nets:loss"
+    assert described["config"]["model"]["name"] == {"name": "my_nets:net"}
     assert [rule["name"] for rule in described["config"]["method"]["rules"]] == ["mtgc", "mtgc"]
     assert described["config"]["method"]["rules"][0] != described["config"]["method"]["rules"][1]
-    assert {"name": "clip", "norm": 1.0} in described["config"]["leaf"]["stages"]
+    assert described["config"]["client"]["clip_norm"] == 1.0
     assert list(described["inputs"]["files"]) == ["my_nets"]
     make()
     with (tmp_path / "my_nets.py").open("a") as file:

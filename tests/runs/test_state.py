@@ -13,11 +13,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from stratafl import InvalidInput, Rule, average, leaf, mtgc
+from stratafl import InvalidInput, Rule, average, mtgc
 from stratafl.base.state_dict import from_json_and_tensors, load_like, to_json_and_tensors
 from stratafl.rules.registry import entries
 from stratafl.runs.checkpoint import Checkpoints, LogDigest, Progress
 from stratafl.runs.provenance import Provenance
+from tests.flat import client_options
 from tests.runs.states import everything, federation, through_a_file
 from tests.slow import slow
 
@@ -53,7 +54,7 @@ def check_resume(make, folder: Path, stop: int = 2) -> None:
 @pytest.mark.parametrize("depth", [slow(1), slow(2), 3])
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_every_rule_goes_on_to_the_same_bits(name: str, depth: int, engine: str, tmp_path: Path) -> None:
-    more = {"participation": [2] * depth, "leaf": leaf(0.1, momentum=0.5, clip_norm=1.0, weight_decay=0.01)}
+    more = {"participation": [2] * depth, "leaf": client_options(0.1, momentum=0.5, clip_norm=1.0, weight_decay=0.01)}
     check_resume(lambda: federation([name] * depth, depth, engine=engine, **more), tmp_path)
 
 
@@ -178,7 +179,7 @@ def test_stop_at_ends_a_resumed_run_in_the_same_round(tmp_path: Path) -> None:
     assert 2 < reached < 60
 
     def make():
-        return federation("mtgc", 2, rounds=60, leaf=0.3, stop_at=target)
+        return federation("mtgc", 2, rounds=60, leaf=0.3, stop_when=target)
 
     assert len(make().run().history) == reached
     check_resume(make, tmp_path)

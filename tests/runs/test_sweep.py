@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 from stratafl import InvalidInput
 from stratafl.base.signals import Interrupted
 from stratafl.cli.main import app
-from stratafl.config.schema import Config
+from stratafl.experiment.experiment import Experiment
+from stratafl.experiment.sections import Method
 from stratafl.metrics.objective import Goal
 from stratafl.runs import StoredRun, list_runs, read_run
 from stratafl.runs.sweep import Plan, PlannedRun, note_target, noted_target, pool, run_all, table
@@ -26,15 +27,15 @@ from stratafl.runs.sweep.pool import Worker
 from tests.runs.conftest import Server, contents
 from tests.runs.stopped import CONFIG
 
-BASE = {**CONFIG, "run": {"rounds": 3, "keep_state": True}}
-ENDLESS = {**CONFIG, "run": {"rounds": 10**6, "checkpoint_every": 5}}
+BASE = {**CONFIG, "rounds": 3, "storage": {"keep_state": True}}
+ENDLESS = {**CONFIG, "rounds": 10**6, "storage": {"checkpoint_every": 5}}
 
 
 # -- what a file means -----------------------------------------------------------------------------
 
 
 def test_a_grid_is_every_combination_with_the_seeds_fastest() -> None:
-    grid = {"seeds": 2, "methods": ["hfedavg", {"name": "fedprox", "mu": 0.5}], "leaf": {"lr": [0.1, 0.2]}}
+    grid = {"seed": 2, "method": ["hfedavg", {"name": "fedprox", "mu": 0.5}], "client": {"lr": [0.1, 0.2]}}
     plan = Plan.of({"base": CONFIG, "grid": grid, "target": 0.8}, "study")
     assert [entry.name for entry in plan.entries][:3] == [
         "hfedavg-lr=0.1-seed=0",
@@ -43,31 +44,31 @@ def test_a_grid_is_every_combination_with_the_seeds_fastest() -> None:
     ]
     assert len(plan.entries) == 8
     assert plan.entries[-1].group == "fedprox mu=0.5 lr=0.2"
-    config = plan.entries[-1].config
-    assert (config.method, config.leaf.lr, config.run.seed) == ({"name": "fedprox", "mu": 0.5}, 0.2, 1)
-    assert config.model == CONFIG["model"]
+    experiment = plan.entries[-1].experiment
+    assert experiment.method == Method(name="fedprox", params={"mu": 0.5})
+    assert (experiment.client.lr, experiment.seed, experiment.model.name) == (0.2, 1, "logistic")
 
 
 def test_forms_of_keys_and_names_of_variants() -> None:
-    same = [{"leaf.lr": [0.1]}, {"leaf": {"lr": [0.1]}}]
+    same = [{"client.lr": [0.1]}, {"client": {"lr": [0.1]}}]
     for grid in same:
         (entry,) = Plan.of({"base": CONFIG, "grid": grid}, "study").entries
-        assert (entry.name, entry.group, entry.config.leaf.lr) == ("study", "study", 0.1)
-    plan = Plan.of({"base": CONFIG, "grid": {"run.seed": [7, 8]}}, "study")
+        assert (entry.name, entry.group, entry.experiment.client.lr) == ("study", "study", 0.1)
+    plan = Plan.of({"base": CONFIG, "grid": {"seed": [7, 8]}}, "study")
     assert [(e.name, e.group) for e in plan.entries] == [("study-seed=7", "study"), ("study-seed=8", "study")]
 
 
 def test_variants_are_named_changes_and_a_method_in_one_is_whole(tmp_path: Path) -> None:
-    variants = {"plain": {"method": {"name": "hfedavg"}}, "slow & steady": {"leaf.lr": 0.01, "run": {"rounds": 9}}}
+    variants = {"plain": {"method": {"name": "hfedavg"}}, "slow & steady": {"client.lr": 0.01, "rounds": 9}}
     base = {**CONFIG, "method": {"name": "fedprox", "mu": 0.5}}
-    (tmp_path / "base.toml").write_text('[model]\nname = "logistic"\n[run]\nrounds = 2\nseed = 5\n')
-    plan = Plan.of({"config": "base.toml", "base": {"run": {"rounds": 4}}, "variants": variants}, "study", tmp_path)
+    (tmp_path / "base.toml").write_text('rounds = 2\nseed = 5\n\n[model]\nname = "logistic"\n')
+    plan = Plan.of({"config": "base.toml", "base": {"rounds": 4}, "variants": variants}, "study", tmp_path)
     assert [entry.group for entry in plan.entries] == ["plain", "slow & steady"]
-    assert [entry.config.run.rounds for entry in plan.entries] == [4, 9]
-    assert {entry.config.run.seed for entry in plan.entries} == {5}
+    assert [entry.experiment.rounds for entry in plan.entries] == [4, 9]
+    assert {entry.experiment.seed for entry in plan.entries} == {5}
     plain, slow = Plan.of({"base": base, "variants": variants}, "study").entries
-    assert plain.config.method == {"name": "hfedavg"}
-    assert slow.config.method == base["method"]
+    assert plain.experiment.method == Method(name="hfedavg")
+    assert slow.experiment.method == Method(name="fedprox", params={"mu": 0.5})
     assert slow.name.startswith("slow-steady-") and slow.name != slow.group
 
 
@@ -81,13 +82,22 @@ def test_names_that_look_alike_stay_apart() -> None:
     ("values", "said"),
     [
         ({"gird": {}}, "did you mean 'grid'"),
-        ({"grid": {"seeds": 0}}, "grid.seeds = 0"),
-        ({"grid": {"leaf.lr": 0.1}}, "must be a list"),
-        ({"grid": {"leaf.lr": []}}, "must be a list"),
-        ({"grid": {"leaf": [1]}}, "must be seeds, methods or section.key"),
-        ({"grid": {"leaf.lr": [0.1, 0.1]}}, "two runs would be the same"),
-        ({"grid": {"seeds": 200, "leaf.lr": list(range(1, 102))}}, "at most 10,000 runs"),
-        ({"grid": {"leaf.lrr": [1]}}, "did you mean 'lr'"),
+        ({"grid": {"seed": 0}}, "grid.seed = 0"),
+        ({"grid": {"client.lr": 0.1}}, "must be a list"),
+        ({"grid": {"client.lr": []}}, "must be a list"),
+        ({"grid": {"seeds": 2}}, "grid.seeds = 2: is grid.seed now"),
+        ({"grid": {"methods": ["mtgc"]}}, "grid.methods = ['mtgc']: is grid.method now"),
+        ({"grid": {"run.seed": [1]}}, "grid.run.seed = [1]: is grid.seed now"),
+        ({"grid": {"client.lr": [0.1, 0.1]}}, "two runs would be the same"),
+        ({"grid": {"seed": 200, "client.lr": list(range(1, 102))}}, "at most 10,000 runs"),
+        ({"grid": {"client.lrr": [1]}}, "did you mean 'lr'"),
+        ({"grid": {"leaf.lr": [1]}}, "leaf.lr = 1: is client.lr now"),
+        ({"grid": {"client.optimizer": ["sgd", "adm"]}}, "did you mean 'adam'"),
+        ({"grid": {"rounds": [2, 2.5]}}, "rounds = 2.5"),
+        ({"grid": {"client.lr": [0.1, float("nan")]}}, "client.lr = nan"),
+        ({"grid": {"schedule.wait": ["all", {"dedline": 3}]}}, "dedline"),
+        ({"grid": {"evaluation.levels": [[1], [9]]}}, "evaluation.levels"),
+        ({"variants": {"a": {}, "b": {"method": "nonesuch"}}}, "method = 'nonesuch': unknown"),
         ({"target": 2}, "target = 2"),
         ({"config": "nowhere.toml"}, "No such file"),
     ],
@@ -102,12 +112,12 @@ def test_what_does_not_fit_is_said(values: dict, said: str) -> None:
 
 
 def test_a_sweep_skips_finished_runs_and_resumes_others(tmp_path: Path) -> None:
-    good = {f"seed{seed}": Config.of({**BASE, "run": {**BASE["run"], "seed": seed}}) for seed in (1, 2)}
+    good = {f"seed{seed}": Experiment.from_table({**BASE, "seed": seed}) for seed in (1, 2)}
     plugin = tmp_path / "fatal.py"
     plugin.write_text("import os, sys\nprint('farewell', file=sys.stderr, flush=True)\nos._exit(7)\n")
     bad = {
-        "refused": Config.of({**BASE, "method": {"name": "nonesuch"}}),
-        "fatal": Config.of({**BASE, "run": {"rounds": 3, "plugins": [str(plugin)]}}),
+        "refused": Experiment.from_table({**BASE, "method": {"name": "nonesuch"}}),
+        "fatal": Experiment.from_table({**BASE, "plugins": [str(plugin)]}),
     }
     seen: list[tuple[str, str]] = []
     folder = tmp_path / "runs"
@@ -133,8 +143,8 @@ def test_a_sweep_skips_finished_runs_and_resumes_others(tmp_path: Path) -> None:
     assert contents(first) == before
     assert len(list_runs(folder)) == 2
     # how a run is kept makes it no other run; what it computes does
-    kept = {"seed2": Config.of({**BASE, "run": {"rounds": 3, "seed": 2, "checkpoint_every": 1}})}
-    other = {"seed2": Config.of({**BASE, "run": {"rounds": 4, "seed": 2}})}
+    kept = {"seed2": good["seed2"].replace(storage={"checkpoint_every": 1})}
+    other = {"seed2": good["seed2"].replace(rounds=4, storage={})}
     assert [o.was_done for o in run_all(kept, folder, 1)] == [True]
     assert [(o.was_done, o.status) for o in run_all(other, folder, 1)] == [(False, "done")]
 
@@ -159,7 +169,7 @@ STARTED: list[int] = []
 def test_a_dead_workers_place_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "Worker", Alone)
     with pytest.raises(Interrupted):
-        run_all({name: Config.of(ENDLESS) for name in "abcdefg"}, tmp_path, 3)
+        run_all({name: Experiment.from_table(ENDLESS) for name in "abcdefg"}, tmp_path, 3)
     assert STARTED == [0, 1, 2, 0, 0], "each number is a GPU, which would be idle"
 
 
@@ -176,8 +186,8 @@ def test_a_sweep_notes_its_target(tmp_path: Path) -> None:
 
 def test_a_target_that_nothing_measures_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty column would not say why it is empty."""
-    config = 'model.name = "logistic"\nschedule.periods = [1, 1]\nrun = { rounds = 1, keep_state = true }\n'
-    config += 'data = { name = "synthetic", synthetic = { samples = 20, features = 3, classes = 2 } }\n'
+    config = 'rounds = 1\nmodel.name = "logistic"\nschedule.periods = [1, 1]\nstorage.keep_state = true\n'
+    config += 'data = { source = "synthetic", arguments = { samples = 20, features = 3, classes = 2 } }\n'
     for name, text in {"base.toml": config, "study.toml": 'config = "base.toml"\ntarget = "f1 >= 0.5"\n'}.items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -190,7 +200,7 @@ def test_a_target_that_nothing_measures_is_refused(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.slow
 def test_a_signal_stops_all_and_the_same_call_goes_on(tmp_path: Path) -> None:
-    configs = {name: Config.of(ENDLESS) for name in ("a", "b", "c")}
+    experiments = {name: Experiment.from_table(ENDLESS) for name in ("a", "b", "c")}
     rounds: dict[str, int] = {}
 
     def watch(event) -> None:
@@ -201,7 +211,7 @@ def test_a_signal_stops_all_and_the_same_call_goes_on(tmp_path: Path) -> None:
                 rounds["asked"] = 0
 
     with pytest.raises(Interrupted) as stopped:
-        run_all(configs, tmp_path, 2, watch)
+        run_all(experiments, tmp_path, 2, watch)
     assert stopped.value.exit_code == 130
     assert stopped.value.message.startswith("interrupted; 0 of 3 runs are done")
     runs = {run.name: run for run in list_runs(tmp_path)}
@@ -219,18 +229,18 @@ def test_a_signal_stops_all_and_the_same_call_goes_on(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Interrupted):
-        run_all(configs, tmp_path, 2, stop_soon)
+        run_all(experiments, tmp_path, 2, stop_soon)
     assert went_on == {name: run.round for name, run in runs.items()}
 
 
 @pytest.mark.slow
 def test_the_command_prints_a_table_and_ctrl_c_leaves_no_worker(server: Server, tmp_path: Path) -> None:
     (tmp_path / "base.toml").write_text(
-        'tree.shape = "2x2"\nmodel.name = "logistic"\nschedule.periods = [2, 2]\nrun.rounds = 100000\n'
-        'data = { name = "synthetic", synthetic = { samples = 50, features = 5, classes = 10 } }\n'
+        'tree.shape = "2x2"\nmodel.name = "logistic"\nschedule.periods = [2, 2]\nrounds = 100000\n'
+        'data = { source = "synthetic", arguments = { samples = 50, features = 5, classes = 10 } }\n'
     )
     sweep = tmp_path / "study.toml"
-    sweep.write_text('config = "base.toml"\ntarget = 0.99\n[grid]\nmethods = ["mtgc", "nonesuch"]\nseeds = 2\n')
+    sweep.write_text('config = "base.toml"\ntarget = 0.99\n[grid]\nmodel = ["logistic", "nonesuch"]\nseed = 2\n')
     process = server.start("sweep", sweep, "--workers", 2, cwd=tmp_path)
     give_up = time.monotonic() + 300
     while not (tmp_path / "runs").exists() or not any(r.round for r in list_runs(tmp_path / "runs")):
@@ -248,11 +258,11 @@ def test_the_command_prints_a_table_and_ctrl_c_leaves_no_worker(server: Server, 
     (tmp_path / "base.toml").write_text((tmp_path / "base.toml").read_text().replace("100000", "3"))
     code, said = server.run("sweep", sweep, "--workers", 1, "--quiet", cwd=tmp_path)
     assert code == 1, said
-    assert ">3" in said and "nonesuch-seed=0: failed: method = 'nonesuch'" in said
+    assert ">3" in said and "model=nonesuch-seed=0: failed: model" in said
     code, said = server.run("sweep", sweep, "--workers", 1, "--quiet", "--json", "--target", "0.01", cwd=tmp_path)
     assert code == 1
     result = json.loads(said)
-    assert [group["group"] for group in result["groups"]] == ["mtgc", "nonesuch"]
+    assert [group["group"] for group in result["groups"]] == ["model=logistic", "model=nonesuch"]
     assert result["target"] == {"metric": "accuracy", "value": 0.01, "sign": ">="}
     assert result["groups"][0]["rounds"] == 1 and result["groups"][0]["reached"] == 2
     assert [run["was_done"] for run in result["runs"]] == [True, True, False, False]
@@ -274,11 +284,11 @@ def stored(*accuracies: float) -> StoredRun:
 
 
 def test_mean_and_deviation_over_seeds_and_targets_missed() -> None:
-    config = Config.of(CONFIG)
+    experiment = Experiment.from_table(CONFIG)
     groups = {"both": [(0.5, 0.9), (0.7, 0.8)], "one": [(0.1, 0.2), (0.75, 0.8)], "none": [(0.1, 0.2), (0.1, 0.1)]}
-    entries = [PlannedRun(f"{g}{i}", g, config) for g, runs in groups.items() for i in range(len(runs))]
-    entries.append(PlannedRun("lone0", "lone", config))
-    entries.append(PlannedRun("absent0", "absent", config))
+    entries = [PlannedRun(f"{g}{i}", g, experiment) for g, runs in groups.items() for i in range(len(runs))]
+    entries.append(PlannedRun("lone0", "lone", experiment))
+    entries.append(PlannedRun("absent0", "absent", experiment))
     runs = {f"{g}{i}": stored(*values) for g, curves in groups.items() for i, values in enumerate(curves)}
     runs["lone0"] = stored(0.9)
     rows = {row.group: row for row in table(entries, runs, target=Goal("accuracy", 0.7))}
@@ -293,8 +303,8 @@ def test_mean_and_deviation_over_seeds_and_targets_missed() -> None:
 
 
 def test_a_run_may_stop_at_its_target(tmp_path: Path) -> None:
-    config = Config.of({**BASE, "run": {"rounds": 50, "stop_at": 0.3}})
-    (outcome,) = run_all({"early": config}, tmp_path, 1)
+    experiment = Experiment.from_table({**BASE, "rounds": 50, "evaluation": {"stop_when": "accuracy >= 0.3"}})
+    (outcome,) = run_all({"early": experiment}, tmp_path, 1)
     run = read_run(outcome.path)
     assert run.round < 50 and run.rounds[-1]["metrics"]["accuracy"] >= 0.3
     assert all(record["metrics"]["accuracy"] < 0.3 for record in run.rounds[:-1])

@@ -17,15 +17,16 @@ import pytest
 import torch
 from torch import nn
 
-from stratafl import InvalidInput, simulate
+from stratafl import InvalidInput
 from stratafl.base.errors import MissingExtra
 from stratafl.base.signals import Interrupted
 from stratafl.cli.main import main
-from stratafl.config.schema import Config
+from stratafl.experiment.experiment import Experiment
 from stratafl.runs.launch import Launch
 from stratafl.runs.trackers import MLflow, TensorBoard, WeightsAndBiases, check_trackers, trackers_for
 from stratafl.simulation.callbacks import to_scalars, tracking
 from tests.commands import CONFIG
+from tests.flat import simulate
 
 INPUTS, TARGETS = torch.linspace(-1, 1, 64).reshape(16, 4), torch.arange(16) % 2
 
@@ -130,12 +131,12 @@ def halves(tmp_path: Path, track) -> tuple[Path, list[float]]:
     folder and losses."""
     path = tmp_path / "small.toml"
     path.write_text(CONFIG)
-    config = Config.load(path)
-    launch = Launch.new(config, "small", tmp_path / "runs")
+    experiment = Experiment.from_toml(path)
+    launch = Launch.new(experiment, "small", tmp_path / "runs")
     folder = launch.folder.path
 
     def first_round() -> None:
-        with tracking(track(folder, 0), config.as_dict()) as follow:
+        with tracking(track(folder, 0), experiment.to_table()) as follow:
 
             def stop(record) -> None:
                 follow(record)
@@ -148,7 +149,7 @@ def halves(tmp_path: Path, track) -> tuple[Path, list[float]]:
         first_round()
     again = Launch.resume(folder)
     done = len(again.simulation.history)
-    with tracking(track(folder, done), config.as_dict()) as follow:
+    with tracking(track(folder, done), experiment.to_table()) as follow:
         again.run(follow)
     return folder, [record.metrics["loss"] for record in again.simulation.history]
 

@@ -10,18 +10,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from stratafl import InvalidInput, leaf, mtgc
+from stratafl import InvalidInput, mtgc
 from stratafl.rules.registry import entries
 from stratafl.runs.checkpoint import Checkpoints, Progress
+from tests.flat import client_options
 from tests.runs.states import everything, federation, through_a_file
 from tests.slow import slow
 
 PERIODS = {1: [2], 2: [4, 2], 3: [2, 2, 1]}
-CLIPPED = leaf(0.1, momentum=0.5, clip_norm=0.5, weight_decay=0.01)
+CLIPPED = client_options(0.1, momentum=0.5, clip_norm=0.5, weight_decay=0.01)
 
 
 def within(rules: object, depth: int = 2, **more):
-    return federation(rules, depth, **{"rounds": 2, "periods": PERIODS[depth], "diagnose": "ideal", **more})
+    return federation(rules, depth, **{"rounds": 2, "periods": PERIODS[depth], "drift": "ideal", **more})
 
 
 def check_every_meeting(make, folder: Path) -> None:
@@ -60,7 +61,7 @@ def test_every_restart(restart: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_an_optimiser_that_outlives_meetings(engine: str, tmp_path: Path) -> None:
-    chain = leaf(0.01, optimiser="adam", optimiser_state="keep")
+    chain = client_options(0.01, optimizer="adam", optimizer_state="keep")
     check_every_meeting(lambda: within("mtgc", engine=engine, leaf=chain, participation=[1.0, 2]), tmp_path)
 
 

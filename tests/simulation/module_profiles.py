@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stratafl import simulate
 from stratafl.data.batches import batch_indices
+from tests.flat import simulate
 
 ENGINES = ["loop", "vmap", "stacked"]
 PARTS = [list(range(0, 7)), list(range(7, 15)), list(range(15, 24))]

@@ -13,15 +13,17 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from stratafl import InvalidInput, Simulation, simulate
-from stratafl.base.topology import Tree
-from stratafl.config.data import prepared
-from stratafl.config.schema import Config, DataConfig
-from stratafl.config.setup import experiment
+from stratafl import InvalidInput, Simulation
+from stratafl.base.topology import Topology
 from stratafl.data.dataset import ClientIndex
 from stratafl.data.partition.partition import Labels, like_train
+from stratafl.experiment.experiment import Experiment
+from stratafl.experiment.loading import load_data
+from stratafl.experiment.sections import Data
 from stratafl.metrics.records import RoundResult, over_nodes
+from stratafl.simulation.build import build
 from stratafl.simulation.evaluate import ClientTestData
+from tests.flat import simulate
 
 random = torch.Generator().manual_seed(5)
 X = torch.randn(60, 4, generator=random)
@@ -30,14 +32,20 @@ TEST_X = torch.randn(50, 4, generator=random)
 TEST_Y = TEST_X.argmax(dim=1)
 PARTS = [range(15 * client, 15 * client + 15) for client in range(4)]
 OWN = [list(range(0, 11)), list(range(11, 18)), [], list(range(5, 50))]
-NAMES = Tree.of("2x2").names
+NAMES = Topology.of("2x2").names
 
 
 def run(**settings: Any) -> Simulation:
     options = {
-        "periods": [2, 2], "rounds": 2, "leaf": 0.2, "batch": 4, "test": (TEST_X, TEST_Y), "evaluate_levels": [0, 1, 2],
-        "test_partition": OWN, "metrics": ["f1"],
-    }  # fmt: skip
+        "periods": [2, 2],
+        "rounds": 2,
+        "leaf": 0.2,
+        "batch": 4,
+        "test": (TEST_X, TEST_Y),
+        "evaluate_levels": [0, 1, 2],
+        "test_partition": OWN,
+        "metrics": ["f1"],
+    }
     return simulate(lambda: nn.Linear(4, 4), (X, Y), PARTS, "2x2", "hfedavg", seed=1, **{**options, **settings})
 
 
@@ -106,7 +114,7 @@ def test_records_keep_it_and_earlier_ones_lack_it() -> None:
 
 
 def test_with_one_that_is_no_number_there_is_no_mean() -> None:
-    tree = Tree.of(2)
+    tree = Topology.of(2)
     statistics = over_nodes(tree, {"0": {"loss": math.nan}, "1": {"loss": 1.0}}, {"loss": "lower"})["1"]["loss"]
     assert list(statistics) == ["mean", "worst", "deviation"] and all(map(math.isnan, statistics.values()))
 
@@ -118,9 +126,9 @@ def test_a_matrix_of_sample_numbers_is_a_list_of_them() -> None:
 
 
 def test_the_clients_below_a_node_are_looked_for_once_a_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    tree, asked = Tree.of([[2, 1], [3], [1, 2, 2]]), []
-    ancestors = Tree.ancestors
-    monkeypatch.setattr(Tree, "ancestors", lambda tree, level: asked.append(level) or ancestors(tree, level))
+    tree, asked = Topology.of([[2, 1], [3], [1, 2, 2]]), []
+    ancestors = Topology.ancestors
+    monkeypatch.setattr(Topology, "ancestors", lambda tree, level: asked.append(level) or ancestors(tree, level))
     client_data = ClientTestData((torch.arange(11), torch.arange(11)), ClientIndex(torch.arange(11), np.arange(12)))
     for level in range(4):
         for number in range(tree.sizes[level]):
@@ -130,15 +138,15 @@ def test_the_clients_below_a_node_are_looked_for_once_a_level(monkeypatch: pytes
 
 
 WRONG = [
-    ({"test_partition": OWN[:3]}, "needs one per leaf of the tree, 4 of them"),
+    ({"test_partition": OWN[:3]}, "needs one per client of the tree, 4 of them"),
     ({"test_partition": [[0], [1], [2], [50]]}, r"test_partition\[3\] = 50: sample numbers go from 0 to 49"),
     ({"test_partition": [[0], [1], [2], [0.5]]}, r"test_partition\[3\] = \[0.5\]: must be a list of whole numbers"),
     ({"test": None}, "there is none"),
-    ({"test_partition": np.arange(6).reshape(3, 2)}, r"test_partition = '3 parts': needs one per leaf"),
-    ({"test_partition": torch.arange(6).reshape(3, 2)}, r"test_partition = '3 parts': needs one per leaf"),
-    ({"test_partition": []}, r"test_partition = '0 parts': needs one per leaf"),
+    ({"test_partition": np.arange(6).reshape(3, 2)}, r"data.test_partition = '3 parts': needs one per client"),
+    ({"test_partition": torch.arange(6).reshape(3, 2)}, r"data.test_partition = '3 parts': needs one per client"),
+    ({"test_partition": []}, r"data.test_partition = '0 parts': needs one per client"),
     ({"test_partition": np.array(1.0)}, "must be a list of sample numbers"),
-    ({"test_partition": "like_train"}, "must be a list of sample numbers"),
+    ({"test_partition": "like_tarin"}, "did you mean 'like_train'"),
     ({"test_partition": [(X, Y), (X, Y), (X, Y), (X[:, :2], Y)]}, "of one shape"),
 ]
 
@@ -179,12 +187,21 @@ def test_what_is_no_class_is_refused() -> None:
 
 
 def test_a_config_has_it() -> None:
-    config = Config.of({
-        "tree": {"shape": "2x2"}, "model": {"name": "logistic"}, "schedule": {"periods": [1, 2]},
-        "data": {"name": "digits", "partition": ["iid", {"name": "classes", "k": 2}], "test_partition": "like_train"},
-        "run": {"rounds": 1, "evaluate_levels": [1, 2]},
-    })  # fmt: skip
-    sim = experiment(config)
+    config = Experiment.from_table(
+        {
+            "tree": {"shape": "2x2"},
+            "model": {"name": "logistic"},
+            "schedule": {"periods": [1, 2]},
+            "data": {
+                "source": "digits",
+                "partition": ["iid", {"name": "classes", "k": 2}],
+                "test_partition": "like_train",
+            },
+            "rounds": 1,
+            "evaluation": {"levels": [1, 2]},
+        }
+    )
+    sim = build(config)
     test, client_test = sim.evaluator.test, sim.evaluator.client_test
     assert client_test is not None and test is not None
     assert 0 < sum(map(len, client_test.clients)) <= len(test[1])
@@ -194,16 +211,16 @@ def test_a_config_has_it() -> None:
         "worst",
         "deviation",
     }
-    held = prepared(config.data, Tree.of("2x2"), 0)
+    held = load_data(config.data, Topology.of("2x2"), 0)
     for client, samples in enumerate(held.clients):
         tested = test[1][client_test.clients[client]]
         assert set(held.samples.targets_N[samples].tolist()) == set(tested.tolist())
 
 
 def test_its_images_are_turned_as_the_client_s_are() -> None:
-    data = DataConfig(rotation={"start": 0, "step": 90, "level": 1}, test_partition="like_train")
-    held = prepared(data, Tree.of("2x1"), 0)
-    upright = prepared(DataConfig(), Tree.of("2x1"), 0)
+    data = Data(rotation={"start": 0, "step": 90, "level": 1}, test_partition="like_train")
+    held = load_data(data, Topology.of("2x1"), 0)
+    upright = load_data(Data(), Topology.of("2x1"), 0)
     assert held.client_test is not None and held.client_test.clients is not None
     images, (first, second) = held.client_test.samples.head(400), held.client_test.clients
     straight = upright.test.samples.head(400)
@@ -215,5 +232,5 @@ def test_its_images_are_turned_as_the_client_s_are() -> None:
 
 
 def test_an_unknown_one_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"data\.test_partition = 'like': unknown; did you mean 'like_train'"):
-        prepared(DataConfig(test_partition="like"), Tree.of("2x2"), 0)
+    with pytest.raises(InvalidInput, match=r"data.test_partition = 'like': unknown; did you mean 'like_train'"):
+        load_data(Data(test_partition="like"), Topology.of("2x2"), 0)

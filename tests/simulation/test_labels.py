@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from stratafl import InvalidInput, simulate
+from stratafl import InvalidInput
 from stratafl.base.errors import UserCodeError
-from stratafl.config.schema import Config
-from stratafl.config.setup import leaf_trainer, part_of, root_of
+from stratafl.experiment.experiment import Experiment
+from stratafl.simulation.deployed import leaf_trainer, part_of, root_of
+from tests.flat import simulate
 
 INPUTS, LABELS = torch.arange(24.0).reshape(8, 3) / 24, torch.arange(8) % 2
 PARTS = [[0, 1], [2, 3], [4, 5], [6, 7]]
@@ -77,13 +78,15 @@ LOSSES = {
 def test_however_the_loss_is_named(loss: object, engine: str) -> None:
     with pytest.raises(InvalidInput, match="labels go from 0 to 2, so 3 classes are needed"):
         run(labels(_6=2), loss=loss, engine=engine)
-    with pytest.raises(InvalidInput, match="begin at -1: classes are counted from 0"):
+    with pytest.raises(InvalidInput, match=r"-1 to .*: classes are counted from 0"):
         run(labels(_6=-1), loss=loss, engine=engine)
 
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 def test_floating_labels_are_named_as_such(loss: object) -> None:
-    with pytest.raises(InvalidInput, match=r"data labels = 'float32': classes are whole numbers, such as y\.long"):
+    with pytest.raises(
+        InvalidInput, match=r"data.source labels = 'float32': classes are whole numbers, such as y\.long"
+    ):
         run(LABELS.float(), loss=loss)
 
 
@@ -143,7 +146,7 @@ def test_the_label_that_is_passed_over_is_no_mistake(loss: object, ignored: int)
 
 
 def test_another_than_the_one_that_is_passed_over_is_one() -> None:
-    with pytest.raises(InvalidInput, match=r"begin at -100: .* 9 is a label to ignore"):
+    with pytest.raises(InvalidInput, match=r"-100 to .* 9 is a label to ignore"):
         run(labels(_6=-100), loss={"name": "cross_entropy", "ignore_index": 9})
 
 
@@ -167,14 +170,14 @@ def test_what_is_neither_yes_nor_no_is_refused(loss: object) -> None:
     one_score(0.8 * answers, loss).run()
     for label in (7, -1, 1.5):
         answers[6] = label
-        with pytest.raises(InvalidInput, match=f"data labels = '{label}': must be from 0 to 1"):
+        with pytest.raises(InvalidInput, match=f"data.source labels = '{label}': must be from 0 to 1"):
             one_score(answers, loss)
 
 
 @pytest.mark.parametrize("loss", SIGNS.values(), ids=SIGNS)
 def test_a_no_is_minus_1_where_the_loss_wants_that(loss: object) -> None:
     one_score(2.0 * LABELS[:, None] - 1, loss).run()
-    with pytest.raises(InvalidInput, match="data labels = '0': must be -1 or 1"):
+    with pytest.raises(InvalidInput, match=r"data.source labels = '0': must be -1 or 1"):
         one_score(1.0 * LABELS[:, None], loss)
 
 
@@ -183,7 +186,7 @@ def test_answers_of_test_data_and_those_read_anew_are_looked_at() -> None:
     with pytest.raises(InvalidInput, match="test labels = '2'"):
         one_score(answers, "bce_with_logits", test=(INPUTS, 2 * answers))
     data = Rereading(INPUTS, answers)
-    with pytest.raises(InvalidInput, match=r"^data\[6\] label = 2.0: must be from 0 to 1"):
+    with pytest.raises(InvalidInput, match=r"^data.source\[6\] label = 2.0: must be from 0 to 1"):
         one_score(answers, "bce_with_logits", data=data, lazy=True, rounds=4).run()
 
 
@@ -213,7 +216,7 @@ def test_labels_of_lazy_data_are_checked_at_every_reading(engine: str, later: in
     data = Rereading(INPUTS, LABELS)
     data.later = later
     sim = run(LABELS, data=data, lazy=True, loss="cross_entropy", engine=engine, rounds=4)
-    with pytest.raises(InvalidInput, match=rf"^data\[6\] label = {later}: must be a class, 0 to 1"):
+    with pytest.raises(InvalidInput, match=rf"^data.source\[6\] label = {later}: must be a class, 0 to 1"):
         sim.run()
 
 
@@ -242,11 +245,11 @@ def narrow(input_shape, classes):
 
 @pytest.mark.parametrize("loss", [None, "cross_entropy"])
 @pytest.mark.parametrize("setting_up", [lambda c: leaf_trainer(c, 3, *part_of(c, 3)), root_of], ids=["leaf", "root"])
-def test_of_deployed_sites(tmp_path: Path, setting_up: Callable[[Config], object], loss: str | None) -> None:
+def test_of_deployed_sites(tmp_path: Path, setting_up: Callable[[Experiment], object], loss: str | None) -> None:
     (tmp_path / "own_model.py").write_text(MODEL)
-    data = {"name": "synthetic", "synthetic": {"samples": 25, "features": 5, "classes": 3}}
-    objective = {} if loss is None else {"objective": {"loss": loss}}
+    data = {"source": "synthetic", "arguments": {"samples": 25, "features": 5, "classes": 3}}
+    objective = {} if loss is None else {"loss": loss}
     model = {"name": f"{tmp_path / 'own_model.py'}:narrow"}
-    config = Config.of({"tree": {"shape": "2x2"}, "data": data, "model": model, **objective})
+    config = Experiment.from_table({"tree": {"shape": "2x2"}, "data": data, "model": model, **objective})
     with pytest.raises(InvalidInput, match="labels go from 0 to 2, so 3 classes are needed"):
         setting_up(config)

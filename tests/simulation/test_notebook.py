@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from stratafl import InvalidInput, Simulation, simulate
+from stratafl import InvalidInput, Simulation
 from stratafl.base.errors import MissingExtra
+from tests.flat import simulate
 
 INPUTS, TARGETS = torch.linspace(-1, 1, 64).reshape(16, 4), torch.arange(16) % 2
 

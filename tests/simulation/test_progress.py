@@ -12,10 +12,11 @@ import rich.console
 import torch
 from torch import nn
 
-from stratafl import RoundResult, Simulation, simulate
+from stratafl import RoundResult, Simulation
 from stratafl.cli.display import SweepDisplay
 from stratafl.simulation import progress
 from stratafl.simulation.progress import ProgressBar
+from tests.flat import simulate
 
 RECORD = RoundResult(3, 60, 0.1, {"loss": 0.123456, "accuracy": 0.98765}, {}, ("0/1",), 10.0, 1.25)
 

@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from stratafl import InvalidInput, Result, Tree, leaf, simulate, step_decay
+from stratafl import InvalidInput, Result, Topology
+from stratafl.core.optimizer import step_decay
+from tests.flat import client_options, simulate, update_of
 from tests.problems import without
 
 PARTS = [[0, 1, 2, 3], [4, 5], [6, 7, 8], [9, 10, 11]]
@@ -76,7 +78,7 @@ def test_stopping_and_going_on_changes_nothing() -> None:
     assert_same(late, study().run())
     assert len(early.history) == 1
     assert not torch.equal(early.models[0], late.models[0])
-    assert list(sim) == []
+    assert [record.round for record in sim] == [1, 2, 3]
 
 
 def test_more_rounds_can_be_asked_for() -> None:
@@ -99,13 +101,13 @@ def test_an_early_result_is_not_changed_by_the_rounds_after_it() -> None:
 def test_the_leaf_may_be_changed_between_rounds() -> None:
     sim = study(leaf=0.1)
     next(sim)
-    sim.leaf = leaf(0.05)
+    sim.leaf = update_of(client_options(0.05))
     changed = [record.lr for record in sim]
-    scheduled = study(leaf=leaf(step_decay(0.1, every=1, factor=0.5)), rounds=2).run()
+    scheduled = study(leaf=client_options(step_decay(0.1, every=1, factor=0.5)), rounds=2).run()
     assert changed[0] == scheduled.history[1].lr
     sim = study(leaf=0.1, rounds=2)
     next(sim)
-    sim.leaf = leaf(0.05)
+    sim.leaf = update_of(client_options(0.05))
     assert_same(sim.run(), scheduled)
 
 
@@ -223,7 +225,7 @@ def test_a_loss_of_one_s_own() -> None:
 
 
 def test_a_client_smaller_than_a_batch() -> None:
-    small = study(batch=3, sampling="epochs").run()
+    small = study(batch=3, sampling="shuffle").run()
     assert small.models[2].isfinite().all()
     # with batches larger than any client, every step is a full batch in another order
     huge, full = study(batch=100).run(), study(batch=None).run()
@@ -233,7 +235,7 @@ def test_a_client_smaller_than_a_batch() -> None:
 def test_weights_by_samples() -> None:
     by_samples = study(weights="samples").run()
     assert_same(by_samples, study(weights=[4, 2, 3, 3]).run())
-    tree = Tree.of(TREE).weighted("samples", [4, 2, 3, 3])
+    tree = Topology.of(TREE).weighted("samples", [4, 2, 3, 3])
     assert_same(by_samples, study(tree=tree).run())
     assert not torch.equal(by_samples.models[0], study().run().models[0])
 

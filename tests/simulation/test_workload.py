@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-import stratafl
 from stratafl import InvalidInput, price
-from stratafl.config.schema import Config
 from stratafl.cost.costs import PriceableRun
+from stratafl.experiment.experiment import Experiment
 from stratafl.network.messages import message_sizes, scaled_sizes
 from stratafl.rules.registry import entries, rules_for
 from stratafl.runs import StoredRun, read_run
-from tests.cost.test_pricing import CASES, NETWORK, config, trained
+from tests.cost.test_pricing import CASES, NETWORK, experiment, trained
+from tests.flat import simulate
 
 OWN_MODEL = """
 from torch import nn
@@ -56,9 +56,9 @@ def digest():
 """
 
 
-@pytest.mark.parametrize("name", ["MTGC", "SCAFFOLD", "a server's momentum", "epochs and an optimiser of its own"])
+@pytest.mark.parametrize("name", ["MTGC", "SCAFFOLD", "a server's momentum", "epochs and an optimizer of its own"])
 def test_noted_and_reconstructed_workloads_cost_the_same(name: str, tmp_path: Path) -> None:
-    run = trained(config(**CASES[name]), tmp_path)
+    run = trained(experiment(**CASES[name]), tmp_path)
     noted, made_again = PriceableRun.of(run), PriceableRun.of(replace(run, workload={}))
     assert noted.flops == made_again.flops and noted.flops
     for one, other in zip(costs_of(noted), costs_of(made_again), strict=True):
@@ -85,14 +85,21 @@ def own_study(folder: Path, **more: dict) -> StoredRun:
         (folder / name).write_text(text)
     tables = {
         "tree": {"shape": "2x2"},
-        "data": {"name": f"{folder / 'data.py'}:load"},
+        "data": {"source": f"{folder / 'data.py'}:load"},
         "model": {"name": f"{folder / 'net.py'}:Net"},
         "method": {"name": "digest"},
-        "schedule": {"periods": [2], "participation": [1.0, 0.5]},
-        "leaf": {"epochs": 1, "batch": 8},
-        "run": {"rounds": 2, "checkpoint_every": 0, "plugins": [str(folder / "rule.py")]},
+        "schedule": {"periods": [2, 1], "participation": [1.0, 0.5], "unit": "epochs"},
+        "client": {"batch_size": 8},
+        "rounds": 2,
+        "storage": {"checkpoint_every": 0},
+        "plugins": [str(folder / "rule.py")],
     }
-    run = trained(Config.of({key: {**value, **more.get(key, {})} for key, value in tables.items()}), folder / "runs")
+    run = trained(
+        Experiment.from_table(
+            {key: {**tables.get(key, {}), **more[key]} if key in more else tables[key] for key in tables}
+        ),
+        folder / "runs",
+    )
     for name in texts:
         (folder / name).unlink()
     return run
@@ -110,9 +117,9 @@ def test_a_run_of_own_data_model_and_rule_is_priced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "model",
     [
-        {"keep_at_home": ["2"]},
+        {"local_parameters": ["2"]},
         {"lora": {"rank": 2, "targets": ["0"]}},
-        {"keep_at_home": "batch_norm", "lora": {"rank": 2, "targets": ["3"], "train": ["2"]}},
+        {"local_parameters": "batch_norm", "lora": {"rank": 2, "targets": ["3"], "train": ["2"]}},
     ],
     ids=str,
 )
@@ -127,8 +134,8 @@ def test_a_saved_run_of_a_program_is_priced(tmp_path: Path) -> None:
     data = torch.randn(90, 6, generator=draw), torch.randint(0, 3, (90,), generator=draw)
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
     parts = [range(0, 50), range(50, 57), range(57, 90)]
-    kept = {"keep_at_home": ["2"], "save": tmp_path / "run"}
-    stratafl.simulate(model, data, parts, "3", "hfedavg", periods=[4], batch=10, rounds=2, **kept).run(progress=False)
+    kept = {"local_parameters": ["2"], "save": tmp_path / "run"}
+    simulate(model, data, parts, "3", "hfedavg", periods=[4], batch=10, rounds=2, **kept).run(progress=False)
     ready = PriceableRun.of(read_run(tmp_path / "run"))
     assert ready.flops == 3 * 2 * (6 * 5 + 5 * 3) and ready.recovered.notes == ()
     assert ready.recovered.workload.samples_N.tolist() == [10, 7, 10]
@@ -154,7 +161,7 @@ def test_counting_disturbs_nothing_and_may_fail(tmp_path: Path) -> None:
     np.random.seed(1)
     before = torch.random.get_rng_state().tolist(), str(np.random.get_state())
     parts = [range(0, 15), range(15, 30)]
-    simulation = stratafl.simulate(Drawing(), data, parts, "2", "hfedavg", periods=[2], rounds=1, save=tmp_path / "run")
+    simulation = simulate(Drawing(), data, parts, "2", "hfedavg", periods=[2], rounds=1, save=tmp_path / "run")
     assert (torch.random.get_rng_state().tolist(), str(np.random.get_state())) == before
     simulation.run(progress=False)
     run = read_run(tmp_path / "run")
@@ -165,7 +172,7 @@ def test_counting_disturbs_nothing_and_may_fail(tmp_path: Path) -> None:
 
 
 def test_what_only_repeats_is_noted_once(tmp_path: Path) -> None:
-    run = trained(config(), tmp_path)
+    run = trained(experiment(), tmp_path)
     noted = json.loads((run.path / "run.json").read_text())["workload"]
     assert noted["steps_per_sync"] == [3] and noted["samples_per_step"] == [16]
     assert noted["messages"]["model"] == 4 * noted["parameters"]
@@ -184,7 +191,7 @@ def test_what_only_repeats_is_noted_once(tmp_path: Path) -> None:
     ids=str,
 )
 def test_a_broken_workload_is_one_line(broken: dict, tmp_path: Path) -> None:
-    run = trained(config(run={"rounds": 1}), tmp_path)
+    run = trained(experiment(rounds=1), tmp_path)
     with pytest.raises(InvalidInput, match=r"the workload in its run\.json cannot be read"):
         PriceableRun.of(replace(run, workload={**run.workload, **broken}))
     with pytest.raises(InvalidInput, match="could not be found when it was set up"):

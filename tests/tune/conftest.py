@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stratafl.config.schema import Config
+from stratafl.experiment.experiment import Experiment
 from stratafl.metrics.objective import parse_goal
 from stratafl.network.specification import network
 from stratafl.tune.output import write
@@ -18,10 +18,11 @@ from stratafl.tune.task import TuningTask, space_of
 pytest.importorskip("optuna")
 
 CONFIG = """
+rounds = 10
 [tree]
 shape = "2x2"
 [data]
-name = "digits"
+source = "digits"
 partition = [{ name = "dirichlet", alpha = 0.5 }, "iid"]
 [model]
 name = "logistic"
@@ -29,12 +30,11 @@ name = "logistic"
 name = "hfedavg"
 [schedule]
 periods = [2, 3]
-[leaf]
+[client]
 lr = 0.05
-batch = 10
-[run]
-rounds = 10
-diagnose = "none"
+batch_size = 10
+[evaluation]
+drift = "none"
 """
 TARGET = "accuracy=0.8"
 NETWORKS = ("lan_wan", "mobile_edge")
@@ -55,14 +55,16 @@ def make_task(file: Path) -> TaskFactory:
     """Function that creates tasks of the small config, with changes."""
 
     def make(plan: dict[str, Any] | None = None, networks: tuple[str, ...] = NETWORKS, **rest: Any) -> TuningTask:
-        config = Config.load(file)
+        experiment = Experiment.from_toml(file)
         given = {
             "target": parse_goal("--target", rest.pop("target", TARGET)),
             "minimise": "seconds",
             "seeds": 2,
             "trials": 7,
         }
-        return TuningTask.of(config, space_of(config, plan), [network(each) for each in networks], **{**given, **rest})
+        return TuningTask.of(
+            experiment, space_of(experiment, plan), [network(each) for each in networks], **{**given, **rest}
+        )
 
     return make
 

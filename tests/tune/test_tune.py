@@ -15,8 +15,8 @@ import pytest
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.signals import Interrupted
-from stratafl.config.schema import Config
 from stratafl.cost.pricing import price
+from stratafl.experiment.experiment import Experiment
 from stratafl.metrics.objective import parse_goal
 from stratafl.network.specification import network
 from stratafl.runs import format
@@ -89,10 +89,10 @@ def test_a_run_that_was_stopped_can_go_on_by_itself(tuned: TuningResult, tmp_pat
 def test_the_config_to_run_is_the_run_that_was_chosen(tuned: TuningResult, folder: Path, tmp_path: Path) -> None:
     answer = tuned.network_results[0]
     assert answer.choice is not None and answer.choice.runs[0].run is not None
-    config = Config.load(folder / f"best-{answer.network}.toml")
+    experiment = Experiment.from_toml(folder / f"best-{answer.network}.toml")
     chosen = answer.choice.runs[0].run
-    assert json.loads(json.dumps(config.as_dict())) == json.loads(json.dumps(Config.of(chosen.config).as_dict()))
-    again = read_run(Launch.new(config, "again", tmp_path).run().path)
+    assert experiment == Experiment.from_table(chosen.config)
+    again = read_run(Launch.new(experiment, "again", tmp_path).run().path)
     assert [record["metrics"] for record in again.rounds] == [record["metrics"] for record in chosen.rounds]
 
 
@@ -247,10 +247,10 @@ def test_what_failed_in_another_precision_is_tried_again(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def planned(precision: str) -> tuple[TuningResult, list[str]]:
-        config, said = Config.load(file, [f"run.precision={precision}", "run.rounds=1"]), list[str]()
-        space = space_of(config, {"defaults": False, "periods": [[2], [3, 6]]})
+        experiment, said = Experiment.from_toml(file, [f"execution.precision={precision}", "rounds=1"]), list[str]()
+        space = space_of(experiment, {"defaults": False, "periods": [[2], [3, 6]]})
         goal, where = parse_goal("--target", "0.01"), [network(NETWORKS[0])]
-        task = TuningTask.of(config, space, where, goal, minimise="seconds", trials=1, seeds=1)
+        task = TuningTask.of(experiment, space, where, goal, minimise="seconds", trials=1, seeds=1)
         return tune(task, tmp_path, say=said.append, show=lambda event: None), said
 
     advance = Simulation.advance
@@ -280,14 +280,14 @@ def homesick():
 
 def test_a_plan_runs_again_what_was_made_with_another_version_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "rule.py").write_text(RULE)
-    changes = ['run.plugins=["rule.py"]', "method.name=homesick", "run.rounds=2"]
+    changes = ['plugins=["rule.py"]', "method.name=homesick", "rounds=2"]
     (tmp_path / "tiny.toml").write_text(CONFIG)
 
     def planned(keep_stale: bool = False) -> tuple[list[str], list[str]]:
-        config, said = Config.load(tmp_path / "tiny.toml", changes), list[str]()
-        space = space_of(config, {"defaults": False, "lr": [0.05, 0.1]})
+        experiment, said = Experiment.from_toml(tmp_path / "tiny.toml", changes), list[str]()
+        space = space_of(experiment, {"defaults": False, "lr": [0.05, 0.1]})
         task = TuningTask.of(
-            config, space, [network("lan_wan")], parse_goal("--target", "0.99"), minimise="seconds", seeds=1
+            experiment, space, [network("lan_wan")], parse_goal("--target", "0.99"), minimise="seconds", seeds=1
         )
         plan = tune(task, tmp_path / "plan", keep_stale=keep_stale, say=said.append, show=lambda event: None)
         return [id for id, _ in _runs(plan)], said

@@ -14,7 +14,7 @@ from stratafl.tune.result import TuningResult
 from tests.commands import command
 from tests.tune.conftest import TARGET
 
-SMALL = "[plan]\ndefaults = false\nlr = [0.05, 0.1, 0.2]\nmethod = ['hfedavg', 'mtgc']\n"
+SMALL = "[tune]\ndefaults = false\nlr = [0.05, 0.1, 0.2]\nmethod = ['hfedavg', 'mtgc']\n"
 
 
 @pytest.fixture
@@ -98,12 +98,12 @@ def test_bad_input_is_one_line(
 def test_an_empty_space_is_refused(
     typed: list[object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Path("space.toml").write_text("[plan]\ndefaults = false\n")
+    Path("space.toml").write_text("[tune]\ndefaults = false\n")
     assert command(monkeypatch, *typed, "-n", "lan_wan", "--target", TARGET) == 2
     assert "leaves nothing to choose" in capsys.readouterr().err
     Path("space.toml").write_text("lr = [1, 2]\n")
     assert command(monkeypatch, *typed, "-n", "lan_wan", "--target", TARGET) == 2
-    assert "has no [plan] table" in capsys.readouterr().err
+    assert "has no [tune] table" in capsys.readouterr().err
 
 
 def test_without_optuna_it_says_what_to_install(

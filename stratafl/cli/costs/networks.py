@@ -41,11 +41,11 @@ def show_command(
 ) -> None:
     """Show a network: its tiers and devices, as a table and as a picture."""
     from stratafl.base.plotting import check_picture
-    from stratafl.base.topology import Tree
+    from stratafl.base.topology import Topology
     from stratafl.cost.figures import plot_network, quantity_rows
     from stratafl.network.specification import network
 
-    chosen, shape = network(name, "network"), Tree.of(tree)
+    chosen, shape = network(name, "network"), Topology.of(tree)
     if out is not None:
         check_picture(out)
     columns = [Column("what"), Column("quantity"), Column("median", right=True), Column("10 % to 90 %", right=True)]

@@ -40,7 +40,7 @@ def plan_command(
     trials: Annotated[int, typer.Option(help="Settings to try, besides the config as given.")] = 20,
     seeds: Annotated[int, typer.Option(help="Runs of each of the best settings, with as many seeds.")] = 3,
     space: Annotated[
-        Path | None, typer.Option(help="A TOML file whose plan table counts, instead of the config's.")
+        Path | None, typer.Option(help="A TOML file whose tune table counts, instead of the config's.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The plan's folder; plans/ and the config's name unless given.")
@@ -49,10 +49,8 @@ def plan_command(
         bool, typer.Option("--resume", help="Go on with the plan in the folder; refuse to begin one.")
     ] = False,
     change: Changes = None,
-    device: Annotated[
-        str | None, typer.Option(help="Where to train, such as cuda; the same as --set run.device=.")
-    ] = None,
-    precision: Annotated[str | None, typer.Option(help="Such as bf16; the same as --set run.precision=.")] = None,
+    device: Annotated[str | None, typer.Option(help="Where to train, such as cuda.")] = None,
+    precision: Annotated[str | None, typer.Option(help="Such as bf16.")] = None,
     keep_stale: KeepStale = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -65,7 +63,7 @@ def plan_command(
 
     optuna()
     pyplot()
-    changes = [*(change or ()), *(f"run.{key}={each}" for key, each in
+    changes = [*(change or ()), *(f"execution.{key}={each}" for key, each in
                                   (("device", device), ("precision", precision)) if each is not None)]  # fmt: skip
     task = _question(config, changes, space, network or [], target, minimise, budget or [], trials, seeds)
     seconds = None if max_seconds is None else check_number("--max-seconds", max_seconds, above=0)
@@ -115,7 +113,8 @@ def _question(
 ) -> TuningTask:
     """What was asked, if it can be."""
     from stratafl.base.validation import check_choice
-    from stratafl.config.schema import PLAN, Config, read_tables
+    from stratafl.experiment.experiment import TUNE, Experiment
+    from stratafl.experiment.toml import read_tables
     from stratafl.metrics.objective import parse_goal
     from stratafl.network.specification import network as found_network
     from stratafl.tune.task import COSTS, TuningTask, budgets_of, space_of
@@ -129,14 +128,14 @@ def _question(
     check_integer("--trials", trials, at_least=1, at_most=10_000)
     check_integer("--seeds", seeds, at_least=1, at_most=1000)
     tables = read_tables(file, changes)
-    settings = Config.of(tables)
-    searched: Any = tables.get(PLAN) if space_file is None else read_tables(space_file).get(PLAN)
+    experiment = Experiment.from_table(tables)
+    searched: Any = tables.get(TUNE) if space_file is None else read_tables(space_file).get(TUNE)
     if space_file is not None and searched is None:
-        raise InvalidInput("--space", space_file, "has no [plan] table")
+        raise InvalidInput("--space", space_file, "has no [tune] table")
     if searched is not None and not isinstance(searched, dict):
-        raise InvalidInput("plan", searched, "must be a table")
+        raise InvalidInput(TUNE, searched, "must be a table")
     rest = {"minimise": kind, "budgets": limits, "seeds": seeds, "trials": trials}
-    return TuningTask.of(settings, space_of(settings, searched), chosen, goal, **rest)
+    return TuningTask.of(experiment, space_of(experiment, searched), chosen, goal, **rest)
 
 
 def _shortfall(made: TuningResult) -> str:

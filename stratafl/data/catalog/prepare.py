@@ -12,8 +12,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from stratafl.base.errors import InvalidInput, unknown_name
+from stratafl.base.errors import InvalidInput
 from stratafl.base.rng import Stream, random_bits
+from stratafl.base.validation import find_name
 from stratafl.data.catalog import hub, images, shakespeare
 from stratafl.data.catalog.archive import FileTree, open_files
 from stratafl.data.catalog.storage import (
@@ -293,7 +294,7 @@ def load(name: str, *, root: str | Path | None = None, verify: bool = False) -> 
     Images are uint8, with channels last if there are several. A run from a config converts them to
     normalised floats, channels first: (x / 255 - mean) / std.
     """
-    _check_name(name)
+    name = find_name("data set", name, NAMES)
     if name == "digits":
         return digits()
     if name == "synthetic":
@@ -312,7 +313,7 @@ def prepare(
     `source` is a file, a folder, an archive, "hub", or None for the usual places. A data set of
     another size than the published one is refused, unless `allow_partial` accepts it with a note.
     """
-    _check_name(name)
+    name = find_name("data set", name, NAMES)
     if name not in DATASETS:
         raise InvalidInput("data set", name, f"needs no preparing; these do: {', '.join(DATASETS)}")
     folder = data_root(root)
@@ -330,11 +331,6 @@ def prepare(
     samples = _check_size(where, form, samples, sizes, allow_partial)
     write(add_statistics(name, form, _shuffle_if_sorted(samples)), where, folder)
     return describe(name, root=folder)
-
-
-def _check_name(name: str) -> None:
-    if name not in NAMES:
-        raise unknown_name("data set", name, NAMES)
 
 
 def _find(name: str, root: Path) -> FileTree:
@@ -393,7 +389,7 @@ def _shuffle_if_sorted(samples: DatasetArrays) -> DatasetArrays:
 
 def describe(name: str, *, root: str | Path | None = None) -> DatasetStatus:
     """Describe a data set, with its measured sizes if it is prepared."""
-    _check_name(name)
+    name = find_name("data set", name, NAMES)
     if name == "synthetic":
         return DatasetStatus(name=name, title=_SYNTHETIC_TITLE, kind="vector", state="generated")
     if name == "digits":

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from stratafl.base.errors import InvalidInput, unknown_name
-from stratafl.base.validation import check_choice, check_integer, check_keys, check_number, name_and_params
+from stratafl.base.validation import check_integer, check_keys, check_number, find_name, name_and_params
 
 
 def apportion(total: int, weights_N: np.ndarray, least_N: np.ndarray) -> np.ndarray:
@@ -469,9 +469,9 @@ def parse(spec: object, field: str) -> PartitionMethod:
     if isinstance(spec, PartitionMethod):
         return spec
     if isinstance(spec, Mapping) and "name" in spec:
-        check_choice(f"{field}.name", spec["name"], SPLITS)  # whose complaint names the key
+        find_name(f"{field}.name", spec["name"], SPLITS)  # whose error names the key
     name, params = name_and_params(field, spec, "a Split")
-    function = SPLITS[check_choice(f"{field}.name", name, SPLITS)]
+    function = SPLITS[find_name(f"{field}.name", name, SPLITS)]
     parameters = inspect.signature(function).parameters
     check_keys(field, params, parameters)
     for key, parameter in parameters.items():

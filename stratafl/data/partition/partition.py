@@ -11,7 +11,7 @@ import numpy as np
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.rng import Stream, generator
-from stratafl.base.topology import Tree, balanced_hint, groups_of, subtree_counts
+from stratafl.base.topology import Topology, balanced_hint, groups_of, subtree_counts
 from stratafl.base.validation import check_integer, check_keys, check_number
 from stratafl.data.dataset import ClientIndex
 from stratafl.data.partition import methods as sizing
@@ -306,31 +306,31 @@ def _whole_numbers(field: str, values: np.ndarray) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def check_partition(lists: Sequence | ClientIndex, tree: Tree, samples: int) -> ClientIndex:
+def check_partition(lists: Sequence | ClientIndex, tree: Topology, samples: int) -> ClientIndex:
     """Check each client's sample numbers: at least one, within the data, none used twice."""
     try:
         count = len(lists)
     except TypeError:
         count = 0
     if isinstance(lists, str | bytes | Mapping) or not count:
-        raise InvalidInput("partition", lists, "must be a list of sample numbers for each leaf")
+        raise InvalidInput("data.partition", lists, "must be a list of sample numbers for each client")
     if count != tree.leaves:
         hint = balanced_hint(tree) if math.prod(groups_of(tree)) == count else ""
-        allowed = f"needs one per leaf of the tree, {tree.leaves} of them{hint}"
-        raise InvalidInput("partition", f"{count} lists", allowed)
+        allowed = f"needs one per client of the tree, {tree.leaves} of them{hint}"
+        raise InvalidInput("data.partition", f"{count} lists", allowed)
     holder = np.full(samples, -1)
     parts = []
     for client, indices in enumerate(lists):
         name = tree.names[-1][client]
-        numbers = check_sample_numbers(f"partition[{client}]", indices, samples)
+        numbers = check_sample_numbers(f"data.partition[{client}]", indices, samples)
         if numbers.size == 0:
-            raise InvalidInput(f"partition[{client}]", [], f"client {name} has no samples")
+            raise InvalidInput(f"data.partition[{client}]", [], f"client {name} has no samples")
         values, counts = np.unique(numbers, return_counts=True)
         repeated = values[(holder[values] >= 0) | (counts > 1)]
         if repeated.size:
             other = holder[repeated[0]] if holder[repeated[0]] >= 0 else client
             raise InvalidInput(
-                f"partition[{client}]",
+                f"data.partition[{client}]",
                 int(repeated[0]),
                 f"each sample may be used once; client {tree.names[-1][other]} has it already",
             )

@@ -18,7 +18,6 @@ from flwr.supercore.logger import LOGGER_NAME
 from torch import Tensor
 
 from stratafl.base.errors import LONGEST_WORDS, InvalidInput, error_message, join_names, one_line
-from stratafl.config.setup import RootSetup, root_of
 from stratafl.deploy.flower.grid import RUN_IS_OVER, PromptGrid
 from stratafl.deploy.flower.inbox import RECORD, Inbox, contents
 from stratafl.deploy.flower.pace import Pace
@@ -44,6 +43,7 @@ from stratafl.deploy.sites.site import Site
 from stratafl.deploy.sites.state_file import DAMAGED, Damaged
 from stratafl.deploy.sites.topology import LONGEST_DEADLINE
 from stratafl.metrics.records import DeployedRound, by_level
+from stratafl.simulation.deployed import RootSetup, root_of
 
 LOOK_AROUND = 1.0
 """Seconds between two looks for nodes that came or came back."""
@@ -272,7 +272,7 @@ def follow(here: Assembled, node: LeafNode | Aggregator) -> None:
 
 def _lead(here: Assembled, link: GridLink) -> None:
     """Lead the tree from the root through all rounds."""
-    made = root_of(here.config)
+    made = root_of(here.experiment)
     root = here.root(made, link)
     run = here.run_folder(made, root)
     here.durable.show(doing="waiting", round=root.round, contacts=link.contact)
@@ -305,7 +305,7 @@ def _is_over(made: RootSetup, root: Root, run: RootRun) -> bool:
     """Whether the run has ended, as a simulation does: all rounds were done, or the last one
     reached what the run is to stop at."""
     reached = run.last is not None and run.last.reaches(made.objective.goals)
-    return root.round >= made.evaluation.rounds or reached
+    return root.round >= made.experiment.rounds or reached
 
 
 def _told(

@@ -7,13 +7,13 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from stratafl.base.topology import Tree
-from stratafl.config.schema import Config
-from stratafl.config.setup import schedule_of
-from stratafl.core.participation import check_participation, sample_participants
+from stratafl.base.topology import Topology
+from stratafl.core.participation import sample_participants
 from stratafl.deploy.host import newsroom
 from stratafl.deploy.sites.rounds import read_lines
-from stratafl.deploy.sites.site import stored_config, tree_of
+from stratafl.deploy.sites.site import stored_experiment, tree_of
+from stratafl.experiment.algorithm import participation_of, sync_schedule
+from stratafl.experiment.experiment import Experiment
 
 INCOMPLETE = 4
 """The exit code of a run that ended, and in which a site never took part."""
@@ -22,13 +22,13 @@ INCOMPLETE = 4
 def never(folder: Path) -> list[str]:
     """The leaves that were drawn and counted in no meeting, in the order of the tree. `folder`: the
     root's."""
-    config = stored_config(folder)
-    tree = tree_of(config)
+    experiment = stored_experiment(folder)
+    tree = tree_of(experiment)
     below = [name for level in tree.names[1:] for name in level]
     above = {name: _above(name, tree) for name in below}
     there = {name for name, entry in newsroom.read(folder).items() if entry.took_part}
     drawn: set[str] = set()
-    for line, asked in zip(read_lines(folder), _drawn(config, tree, above), strict=False):
+    for line, asked in zip(read_lines(folder), _drawn(experiment, tree, above), strict=False):
         drawn |= asked
         found = json.loads(line)
         missed = {*found["absent"], *found["refused"]}
@@ -39,22 +39,22 @@ def never(folder: Path) -> list[str]:
     return [name for name in below if name in drawn - there]
 
 
-def _drawn(config: Config, tree: Tree, above: dict[str, set[str]]) -> Iterator[set[str]]:
+def _drawn(experiment: Experiment, tree: Topology, above: dict[str, set[str]]) -> Iterator[set[str]]:
     """Per round, the sites that are to be in at least one meeting of it."""
-    schedule = schedule_of(config, tree.depth)
-    participation = check_participation(config.schedule.participation, tree.depth)
+    schedule = sync_schedule(experiment.schedule, tree)
+    participation = participation_of(experiment, tree.depth)
     length = schedule.steps[0]
-    for round in range(config.run.rounds):
+    for round in range(experiment.rounds):
         asked = set(tree.names[0])
         for level, every in enumerate(schedule.steps, 1):
             for meeting in range(round * length // every, (round + 1) * length // every):
-                taking_N = sample_participants(participation[level - 1], tree, level, meeting, config.run.seed)
+                taking_N = sample_participants(participation[level - 1], tree, level, meeting, experiment.seed)
                 names = [name for name, is_in in zip(tree.names[level], taking_N, strict=True) if is_in]
                 asked.update(name for name in names if above[name] <= asked)
         yield asked - set(tree.names[0])
 
 
-def _above(name: str, tree: Tree) -> set[str]:
+def _above(name: str, tree: Topology) -> set[str]:
     """The ancestors of a site."""
     level, number = tree.find(name)
     found = set()

@@ -18,13 +18,13 @@ from typing import Any
 
 from stratafl.base import files, version
 from stratafl.base.errors import InvalidInput
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Topology
 from stratafl.deploy.host.processes import Forked
 from stratafl.deploy.news import entries
 from stratafl.deploy.news.changes import Changes
 from stratafl.deploy.news.entries import TRAFFIC, Entry, Sites
 from stratafl.deploy.notes import boards, log
-from stratafl.deploy.sites.site import Site, stored_config, subtrees, tree_of
+from stratafl.deploy.sites.site import Site, stored_experiment, subtrees, tree_of
 from stratafl.deploy.sites.state_file import status
 
 NEWS = "news.json"
@@ -37,7 +37,7 @@ STEADY = 5.0
 FLOWERS = ("superlink", "supernode")
 
 
-def parents(tree: Tree, top: str) -> dict[str, str]:
+def parents(tree: Topology, top: str) -> dict[str, str]:
     """The parent of a site and of each below it, in the order of the tree; the top's is empty."""
     level, number = tree.find(top)
     inside, found = tree.subtree(level, number), {top: ""}
@@ -87,7 +87,7 @@ class Newsroom:
         self._heard: dict[str, Any] = {}
         self._changes = Changes({site.name: "", **{n: c for c, names in self._subtrees.items() for n in sorted(names)}})
         with contextlib.suppress(InvalidInput):
-            self._changes = Changes(parents(tree_of(stored_config(folder)), site.name))
+            self._changes = Changes(parents(tree_of(stored_experiment(folder)), site.name))
 
     def begin_anew(self) -> None:
         """Forget who took part, and what was heard: the site's state was set aside."""

@@ -34,7 +34,7 @@ from stratafl.deploy.host.processes import MOST, Forked, Restarts
 from stratafl.deploy.news import door
 from stratafl.deploy.notes import boards, log
 from stratafl.deploy.sites import user_files
-from stratafl.deploy.sites.site import Site, stored_config
+from stratafl.deploy.sites.site import Site, stored_experiment
 from stratafl.deploy.sites.state_file import DAMAGED, STATUS, status
 from stratafl.deploy.sites.watched import WatchedTable
 from stratafl.runs.format import RunLock, is_locked
@@ -205,7 +205,7 @@ def _load_what_they_share(folders: Sequence[Path], sites: Sequence[Site]) -> Non
     for folder, site in zip(folders, sites, strict=True):
         if site.is_root or (site.is_leaf and not site.data):
             with contextlib.suppress(InvalidInput, MissingExtra):  # a site that needs it will say so
-                prepare.load(stored_config(folder).data.name)
+                prepare.load(stored_experiment(folder).data.source)
             return
 
 

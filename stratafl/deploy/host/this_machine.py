@@ -23,7 +23,7 @@ from stratafl.deploy.notes import log
 from stratafl.deploy.protocol.node import NodeState
 from stratafl.deploy.sites import readmission
 from stratafl.deploy.sites.address import bound
-from stratafl.deploy.sites.site import HUGE_PAGES, Site, stored_config, tree_of
+from stratafl.deploy.sites.site import HUGE_PAGES, Site, stored_experiment, tree_of
 from stratafl.deploy.sites.state_file import STATUS, checked, set_aside, status, stored
 from stratafl.deploy.sites.watched import NewLines, WatchedTable
 from stratafl.runs import format, trackers
@@ -160,7 +160,7 @@ class _Seen:
         self.rounds.take()  # those before were said before
         self._statuses = {name: WatchedTable(folder / "state" / STATUS) for name, folder in folders.items()}
         self._news = WatchedTable(root / newsroom.NEWS)
-        self._changes = Changes(newsroom.parents(tree_of(stored_config(root)), "root"), whole=True)
+        self._changes = Changes(newsroom.parents(tree_of(stored_experiment(root)), "root"), whole=True)
         self._warned: set[str] = set()
         self._looked = 0.0
 

@@ -15,7 +15,7 @@ from stratafl.base.errors import InvalidInput
 from stratafl.deploy.host import newsroom
 from stratafl.deploy.news.changes import CONNECTING, times
 from stratafl.deploy.news.entries import SKEWED, TRAFFIC, Entry
-from stratafl.deploy.sites.site import Site, stored_config, tree_of
+from stratafl.deploy.sites.site import Site, stored_experiment, tree_of
 from stratafl.deploy.sites.state_file import status
 from stratafl.runs.format import is_locked
 
@@ -83,7 +83,7 @@ def _places(folders: dict[str, Path]) -> dict[str, str]:
     empty."""
     for folder in folders.values():
         with contextlib.suppress(InvalidInput):
-            site, tree = Site.load(folder), tree_of(stored_config(folder))
+            site, tree = Site.load(folder), tree_of(stored_experiment(folder))
             if site.is_root:
                 return newsroom.parents(tree, site.name)
             whole = newsroom.parents(tree, tree.names[0][0])

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from stratafl.base.device import DeviceCache
 from stratafl.base.errors import InvalidInput, escape_control
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Topology
 from stratafl.core.channel import BUFFERS, MODEL
 from stratafl.core.rule import Edge, Rows
 from stratafl.deploy.protocol.bounds import OFFENCES, check_reply
@@ -344,7 +344,7 @@ class Downward:
 
     def _nodes(self, names: Sequence[str], counts_K: np.ndarray) -> EdgeNodes:
         """This node and some of its children, with their weights among all of them."""
-        family = Tree.family(self._me, names, self._weights(counts_K)[[self._places[name] for name in names]])
+        family = Topology.family(self._me, names, self._weights(counts_K)[[self._places[name] for name in names]])
         return EdgeNodes(tree=family, level=1, cache=DeviceCache(self.now.held.device))
 
     def _arrived(self, reports: Sequence[Report]) -> ReceivedUpdates:

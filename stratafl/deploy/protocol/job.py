@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from stratafl.base.errors import InvalidInput
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Topology
 from stratafl.core.channel import Channels
 from stratafl.core.client_update import Leaf, needs_sgd_path
 from stratafl.core.participation import Participation, sample_participants
 from stratafl.core.rule import Edge, Rows, Rule
-from stratafl.core.schedule import Schedule
+from stratafl.core.schedule import SyncSchedule
 from stratafl.federation.sync import EdgeLevel, edge_levels
 
 VERSION = "stratafl"
@@ -45,9 +45,9 @@ class Job:
 
     name: str
     """Tells this run's messages from another's."""
-    tree: Tree
+    tree: Topology
     rules: tuple[Rule, ...]
-    schedule: Schedule
+    schedule: SyncSchedule
     participation: tuple[Participation, ...]
     seed: int
     rounds: int
@@ -76,9 +76,9 @@ class Job:
         for level, rule in enumerate(self.rules, 1):
             if rule.local is not None and level < self.tree.depth:
                 wanted = "a rule with its own direction of a leaf's step can only be deployed on the leaves' edge"
-                raise InvalidInput("rules", f"level {level}", wanted)
+                raise InvalidInput("method.rules", f"level {level}", wanted)
             if rule.from_gradient is not None:
-                raise InvalidInput("rules", f"level {level}", "a restart from gradients cannot be deployed")
+                raise InvalidInput("method.rules", f"level {level}", "a restart from gradients cannot be deployed")
 
     @cached_property
     def fingerprint(self) -> str:

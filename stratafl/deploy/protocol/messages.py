@@ -19,7 +19,7 @@ from stratafl.core.channel import BUFFERS, MODEL
 from stratafl.core.rule import Rows
 from stratafl.federation.sync import extras_of
 
-PROTOCOL = 3
+PROTOCOL = 4
 
 
 @dataclass(frozen=True)

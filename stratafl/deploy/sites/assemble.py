@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.base import files
-from stratafl.config.schema import Config
-from stratafl.config.setup import RootSetup, Study, leaf_trainer, part_of, study
 from stratafl.core.flat_module import check_frozen
 from stratafl.data.inputs import Pair
 from stratafl.deploy.notes import boards
@@ -26,8 +24,12 @@ from stratafl.deploy.sites import readmission, user_files
 from stratafl.deploy.sites.fingerprint import made_of
 from stratafl.deploy.sites.own_data import own_data
 from stratafl.deploy.sites.rounds import RootRun
-from stratafl.deploy.sites.site import Site, config_of, job_of, slug, stored_config
+from stratafl.deploy.sites.site import Site, experiment_of, job_of, slug, stored_experiment
 from stratafl.deploy.sites.state_file import Damaged, Durable
+from stratafl.experiment.experiment import Experiment
+from stratafl.simulation.build import build
+from stratafl.simulation.deployed import RootSetup, leaf_trainer, part_of
+from stratafl.simulation.simulation import Simulation
 
 
 @dataclass
@@ -36,7 +38,7 @@ class Assembled:
 
     folder: Path
     site: Site
-    config: Config
+    experiment: Experiment
     job: Job
     durable: Durable
     kept: NodeState | None
@@ -46,12 +48,12 @@ class Assembled:
         site = Site.load(folder)
         user_files.check(folder, site.files)
         user_files.import_from(*([folder / user_files.CODE] if site.files else []))
-        config = config_of(site, folder)
-        told = made_of(folder, stored_config(folder), site.files)
-        job = dataclasses.replace(job_of(site, config), made_of=told)
+        experiment = experiment_of(site, folder)
+        told = made_of(folder, stored_experiment(folder), site.files)
+        job = dataclasses.replace(job_of(site, experiment), made_of=told)
         durable = Durable(folder / "state", site.job)
         try:
-            return Assembled(folder, site, config, job, durable, durable.read())
+            return Assembled(folder, site, experiment, job, durable, durable.read())
         except Damaged as problem:
             durable.show(doing="damaged", problem=str(problem))
             raise
@@ -65,8 +67,8 @@ class Assembled:
         if self.site.data:
             data, outputs = own_data(self.site, self.folder), self.site.classes
         else:
-            data, outputs = part_of(self.config, number)
-        made = leaf_trainer(self.config, number, data, outputs)
+            data, outputs = part_of(self.experiment, number)
+        made = leaf_trainer(self.experiment, number, data, outputs)
         check_frozen(made.engine.training.flat, self.site.frozen)
         return LeafNode(self.job, number, made, len(data[1]), self.durable.write, self.kept)
 
@@ -82,7 +84,7 @@ class Assembled:
 
     def run_folder(self, made: RootSetup, root: Root) -> RootRun:
         """The root's own, as that of the run, brought to where its state is."""
-        return RootRun(self.folder, self.site, stored_config(self.folder), made, root.line)
+        return RootRun(self.folder, self.site, stored_experiment(self.folder), made, root.line)
 
     def _save(self, kept: NodeState) -> None:
         """Keep a parent's state."""
@@ -140,6 +142,6 @@ class Assembled:
         return {name: files.read_bytes(self.folder / "down" / f"{slug(name)}.pub") for name in self.site.children}
 
 
-def study_of(config: Config) -> Study:
+def reference_simulation(experiment: Experiment) -> Simulation:
     """The run as one process would simulate it, with the engine every deployed leaf uses."""
-    return study(dataclasses.replace(config, run=dataclasses.replace(config.run, engine="loop", device="cpu")))
+    return build(experiment.replace(execution=experiment.execution.replace(engine="loop", device="cpu")))

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from stratafl.base import files, version
 from stratafl.base.errors import one_line
-from stratafl.config.schema import Config
 from stratafl.deploy.protocol.job import VERSION
 from stratafl.deploy.protocol.messages import PROTOCOL
 from stratafl.deploy.sites.user_files import CODE
+from stratafl.experiment.experiment import Experiment
 from stratafl.runs import format
 from stratafl.runs.provenance import shorten
 
@@ -26,14 +26,12 @@ LONGEST = 60
 """Characters of a value that is told; of a longer one, as of a file, a digest is."""
 
 
-def made_of(folder: Path, config: Config, code: Mapping[str, str]) -> dict[str, str]:
+def made_of(folder: Path, experiment: Experiment, code: Mapping[str, str]) -> dict[str, str]:
     """One short text for each part. `code` are the files as `init` put them there; they are read as
     they are now."""
     told = {VERSION: version.__version__, "protocol": str(PROTOCOL)}
-    texts, usual = _texts(config), _texts(Config())
-    # a table without fields of its own, such as a model's, has no defaults
-    free = tuple(f"{name}." for name, table in vars(config).items() if isinstance(table, Mapping))
-    told |= {key: text for key, text in texts.items() if text != usual.get(key) or key.startswith(free)}
+    usual = _texts(Experiment())
+    told |= {key: text for key, text in _texts(experiment).items() if text != usual.get(key)}
     for place in code:
         told[f"{CODE}/{place}"] = _digest(files.read_bytes(folder / CODE / place))
     return told
@@ -43,7 +41,7 @@ def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
     """What differs, in one line, as far as both sides told of it. What only one of them did has its
     default with the other, if they speak the same protocol."""
     if mine.get("protocol") == theirs.get("protocol"):
-        usual = {key: text for key, text in _texts(Config()).items() if key in mine.keys() ^ theirs.keys()}
+        usual = {key: text for key, text in _texts(Experiment()).items() if key in mine.keys() ^ theirs.keys()}
         mine, theirs = {**usual, **mine}, {**usual, **theirs}
     both = [key for key in sorted(mine.keys() & theirs.keys()) if mine[key] != theirs[key]]
     told = [f"{key} is {one_line(theirs[key], LONGEST)} there and {one_line(mine[key], LONGEST)} here" for key in both]
@@ -51,9 +49,9 @@ def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
     return shorten(told or [f"{one_line(key, LONGEST)} is only {'here' if key in mine else 'there'}" for key in alone])
 
 
-def _texts(config: Config) -> dict[str, str]:
+def _texts(experiment: Experiment) -> dict[str, str]:
     """Each key of a config, and its value as a short text."""
-    texts = {key: json.dumps(value) for key, value in format.flat_config(config.as_dict()).items()}
+    texts = {key: json.dumps(value) for key, value in format.flat_config(experiment.to_table()).items()}
     return {key: text if len(text) <= LONGEST else _digest(text.encode()) for key, text in texts.items()}
 
 

@@ -24,10 +24,7 @@ from torch import Tensor
 
 from stratafl.base import files
 from stratafl.base.errors import InvalidInput
-from stratafl.base.topology import Tree
-from stratafl.config.paths import anchored
-from stratafl.config.schema import Config
-from stratafl.config.setup import Study, rules_of, schedule_of
+from stratafl.base.topology import Topology
 from stratafl.core.flat_module import frozen_digest
 from stratafl.data.inputs import NamedInputs
 from stratafl.deploy.protocol import seal
@@ -35,10 +32,14 @@ from stratafl.deploy.protocol.bounds import largest_message
 from stratafl.deploy.protocol.job import Job
 from stratafl.deploy.sites import user_files
 from stratafl.deploy.sites.address import LOOPBACK, joined
-from stratafl.deploy.sites.assemble import study_of
+from stratafl.deploy.sites.assemble import reference_simulation
 from stratafl.deploy.sites.site import FORMAT, HUGE_PAGES, TOPOLOGY, Site, slug, stored_topology, tree_of
-from stratafl.deploy.sites.topology import PORTS, Topology
+from stratafl.deploy.sites.topology import PORTS, DeploymentTopology
 from stratafl.deploy.sites.user_files import UserFiles
+from stratafl.experiment import legacy
+from stratafl.experiment.algorithm import client_update, rule_names, sync_schedule
+from stratafl.experiment.experiment import SECTIONS, Experiment
+from stratafl.experiment.toml import with_full_paths
 from stratafl.rules.registry import rules_for
 from stratafl.runs import format
 from stratafl.runs.provenance import Provenance, changes, shorten
@@ -49,7 +50,7 @@ SINCE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 YEARS = 5
 
 
-def provision(topology: Topology, out: Path) -> dict[str, Path]:
+def provision(topology: DeploymentTopology, out: Path) -> dict[str, Path]:
     """Write every site's folder; where each is. They get their place when all are complete: none is
     ever half made."""
     if out.exists() or out.is_symlink():
@@ -61,7 +62,9 @@ def provision(topology: Topology, out: Path) -> dict[str, Path]:
     return {name: out / folder for name, folder in folders.items()}
 
 
-def _fill(topology: Topology, made: Study, own_files: UserFiles, largest: int, out: Path) -> dict[str, str]:
+def _fill(
+    topology: DeploymentTopology, made: Simulation, own_files: UserFiles, largest: int, out: Path
+) -> dict[str, str]:
     """Each site's folder in this one, by its name."""
     job = format.new_id()
     authority = Authority.new(f"stratafl {job}")
@@ -81,9 +84,9 @@ def _fill(topology: Topology, made: Study, own_files: UserFiles, largest: int, o
     return {site.name: slug(site.name) for site in sites}
 
 
-def _sites(topology: Topology, made: Study, own_files: UserFiles, largest: int, job: str) -> list[Site]:
+def _sites(topology: DeploymentTopology, made: Simulation, own_files: UserFiles, largest: int, job: str) -> list[Site]:
     """What each node of the tree is told of itself and its neighbours."""
-    flat, home, tree, inputs = made.simulation.flat, made.simulation.home, tree_of(topology.config), _one_input(made)
+    flat, home, tree, inputs = made.flat, made.home, tree_of(topology.experiment), _one_input(made)
     numbered = [(level, number) for level in range(tree.depth + 1) for number in range(tree.sizes[level])]
     port = {where: topology.base_port + PORTS * i for i, where in enumerate(numbered)}
     sizes = zip(tree.names[-1], made.data.client_sizes, strict=True)
@@ -157,23 +160,23 @@ def _write_secrets(folder: Path, site: Site, host: str, authority: Authority, ke
             _secret(folder / "down" / f"{slug(child)}.pub", _ssh_public(keys[child].node), 0o644)
 
 
-def _made(topology: Topology) -> tuple[Study, UserFiles, int]:
+def _made(topology: DeploymentTopology) -> tuple[Simulation, UserFiles, int]:
     """The run as one process would simulate it, the user's files that it took, and the bytes of a
     message of it."""
     folder = topology.config_path.absolute().parent
-    found = user_files.named(topology.config, folder)
-    config = Config.of(anchored(topology.config.as_dict(), folder))
+    found = user_files.named(topology.experiment, folder)
+    experiment = Experiment.from_table(with_full_paths(topology.experiment.to_table(), folder))
     user_files.import_from(*(path.parent for path in found.values() if path.suffix == ".py"))
     try:
-        made = study_of(config)
+        made = reference_simulation(experiment)
         _one_input(made)
-        largest = largest_message(_job(config, made.simulation)) + seal.SEAL
-        return made, user_files.collected(config, found), largest
+        largest = largest_message(_job(experiment, made)) + seal.SEAL
+        return made, user_files.collected(experiment, found), largest
     finally:
         user_files.import_from()
 
 
-def _one_input(made: Study) -> Tensor:
+def _one_input(made: Simulation) -> Tensor:
     """Some samples, as the model takes them, or the complaint."""
     inputs = made.data.inputs
     if isinstance(inputs, NamedInputs):
@@ -181,7 +184,7 @@ def _one_input(made: Study) -> Tensor:
     return inputs
 
 
-def check_made_from(root: Path, topology: Topology) -> None:
+def check_made_from(root: Path, topology: DeploymentTopology) -> None:
     """Refuse to go on with folders that were made from something else, as if nothing had
     changed."""
     stored = stored_topology(root)
@@ -196,11 +199,13 @@ def _by_present_keys(path: Path, stored: Mapping[str, Any]) -> dict[str, Any]:
     """A stored topology with the keys that this version has: another version's have no meaning
     here, and one that did not have a key went by what is now its default."""
     format.check_fields(path, stored, {"config": dict})
-    usual, sections = Topology(path, path, Config()).as_dict(), vars(Config())
-    tables = _filled(stored["config"], usual["config"])
-    for name, table in tables.items():
-        if not isinstance(sections[name], Mapping):  # a model's own table has any keys
-            tables[name] = _filled(table, usual["config"][name])
+    usual = DeploymentTopology(path, path, Experiment()).as_dict()
+    tables = _filled(legacy.current(stored["config"]), usual["config"])
+    for name, section in SECTIONS.items():
+        table = tables[name]
+        if section.INLINE and isinstance(table, Mapping) and section.INLINE not in table:
+            table = section.as_table(table)  # as in the first format, where parameters are in the table itself
+        tables[name] = _filled(table, usual["config"][name])
     return {**_filled(stored, usual), "config": tables}
 
 
@@ -213,25 +218,25 @@ def _type_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _job(config: Config, made: Simulation) -> Job:
+def _job(experiment: Experiment, made: Simulation) -> Job:
     """What messages there are; what cannot be deployed is refused, before anything is written."""
-    tree = tree_of(config)
+    tree = tree_of(experiment)
     return Job(
         name="",
         tree=tree,
-        rules=rules_for(rules_of(config), tree.depth),
-        schedule=schedule_of(config, tree.depth),
+        rules=rules_for(rule_names(experiment.method), tree.depth),
+        schedule=sync_schedule(experiment.schedule, tree),
         participation=(),
         seed=0,
         rounds=1,
         parameters=made.home.parameters.shared_width,
         buffers=made.home.buffers.shared_width,
         dtype=made.flat.dtype,
-        leaf=config.leaf.chain(config.run.rounds),
+        leaf=client_update(experiment),
     )
 
 
-def _children(tree: Tree, level: int, number: int) -> list[int]:
+def _children(tree: Topology, level: int, number: int) -> list[int]:
     return [child for child, parent in enumerate(tree.parents[level + 1]) if parent == number]
 
 

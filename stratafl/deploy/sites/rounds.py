@@ -16,21 +16,24 @@ from torch import Tensor
 
 from stratafl.base import files
 from stratafl.base.errors import InvalidInput
-from stratafl.config.schema import Config
-from stratafl.config.setup import CPU, RootSetup, schedule_of
+from stratafl.base.topology import Topology
 from stratafl.deploy.sites.site import TOPOLOGY, Site, stored_topology
 from stratafl.engine.loop import LoopEngine
 from stratafl.engine.precision import effective_precision
+from stratafl.experiment.algorithm import sync_schedule
+from stratafl.experiment.experiment import Experiment
 from stratafl.metrics.records import RoundResult
 from stratafl.network.replay import leaf_steps
 from stratafl.runs import format
 from stratafl.runs.writer import RunDescription, RunWriter, summary
+from stratafl.simulation.build import batch_size
+from stratafl.simulation.deployed import CPU, RootSetup
 
 
 class RootRun:
     """The root's alone to write: its process holds the lock of the root's state."""
 
-    def __init__(self, folder: Path, site: Site, config: Config, made: RootSetup, last: str):
+    def __init__(self, folder: Path, site: Site, experiment: Experiment, made: RootSetup, last: str):
         """Bring the folder to where the state is; `last` is the record of the last round, empty
         before the first."""
         self.history = _history(folder, last)
@@ -42,10 +45,10 @@ class RootRun:
         engine, better = LoopEngine.name, made.objective.better
         how = engine, engine, precision
         facts = RunDescription(
-            config.as_dict(), made.tree, counts, *how, job=site.job, better=better, workload=workload
+            experiment.to_table(), made.tree, counts, *how, job=site.job, better=better, workload=workload
         )
         self._folder = RunWriter.attach(folder, format.slug(folder.absolute().parent.name), facts, self.history)
-        self._steps = _steps_per_round(site, config, made.tree.depth)
+        self._steps = _steps_per_round(site, experiment, made.tree)
 
     def steps(self, rounds: int) -> int:
         """Local steps of a client in so many global rounds, mean over the clients."""
@@ -74,13 +77,13 @@ class RootRun:
         self._folder.close()
 
 
-def _steps_per_round(site: Site, config: Config, depth: int) -> float:
+def _steps_per_round(site: Site, experiment: Experiment, tree: Topology) -> float:
     """Local steps of a client in a global round, mean over the clients. Where clients make passes
     over their data, and the samples of some were not declared, a pass counts as one step."""
-    schedule = schedule_of(config, depth)
-    if config.leaf.epochs is None or not all(site.samples):
+    schedule = sync_schedule(experiment.schedule, tree)
+    if experiment.schedule.unit != "epochs" or not all(site.samples):
         return schedule.steps[0]
-    steps_N, _ = leaf_steps(site.samples, config.leaf.batch or None, schedule, counts_epochs=True)
+    steps_N, _ = leaf_steps(site.samples, batch_size(experiment), schedule, counts_epochs=True)
     return schedule.steps[0] / schedule.periods[-1] * float(steps_N.mean())
 
 

@@ -28,13 +28,22 @@ import torch
 
 from stratafl.base import files
 from stratafl.base.errors import InvalidInput
-from stratafl.base.topology import Tree
-from stratafl.config.schema import Config, read_toml
-from stratafl.config.setup import import_plugins, rules_of, schedule_of
-from stratafl.core.participation import check_participation
+from stratafl.base.topology import Topology
 from stratafl.deploy.protocol.job import Job, Patience
 from stratafl.deploy.sites import user_files
 from stratafl.deploy.sites.address import LOOPBACK, joined
+from stratafl.experiment import legacy
+from stratafl.experiment.algorithm import (
+    client_update,
+    participation_of,
+    rule_names,
+    sync_schedule,
+    topology_of,
+    weighted,
+)
+from stratafl.experiment.experiment import Experiment
+from stratafl.experiment.loading import import_plugins
+from stratafl.experiment.toml import read_toml
 from stratafl.rules.registry import rules_for
 from stratafl.runs import format
 from stratafl.runs.provenance import Provenance
@@ -158,61 +167,67 @@ def slug(name: str) -> str:
     return f"{made[: format.MAX_NAME_LENGTH - DIGITS - 1]}-{digest}"
 
 
-def tree_of(config: Config) -> Tree:
-    """The tree of a config; where children count by their samples, these are told later."""
-    tree = Tree.of(config.tree.shape)
-    return tree if config.tree.weights == "samples" else tree.weighted(config.tree.weights)
+def tree_of(experiment: Experiment) -> Topology:
+    """The tree of an experiment; where children count by their samples, these are told later."""
+    tree = topology_of(experiment)
+    return tree if weighs_by_samples(experiment) else weighted(tree, experiment.tree.weights, ())
+
+
+def weighs_by_samples(experiment: Experiment) -> bool:
+    """Whether children count by the number of their samples."""
+    weights = experiment.tree.weights
+    return isinstance(weights, str) and weights.lower() == "samples"
 
 
 def subtrees(folder: Path, site: Site) -> dict[str, frozenset[str]]:
     """Each child with all sites below it, by this site's own config."""
     try:
-        tree = tree_of(stored_config(folder))
+        tree = tree_of(stored_experiment(folder))
         return {child: tree.subtree(*tree.find(child)) for child in site.children}
     except InvalidInput:  # the node will say so; a child can still speak for itself
         return {child: frozenset({child}) for child in site.children}
 
 
-def stored_config(folder: Path) -> Config:
+def stored_experiment(folder: Path) -> Experiment:
     """The run as it was told to all sites, its files named as they were."""
-    return Config.of(read_toml(folder / "config.toml"))
+    return Experiment.from_table(legacy.current(read_toml(folder / "config.toml")))
 
 
-def config_of(site: Site, folder: Path) -> Config:
+def experiment_of(site: Site, folder: Path) -> Experiment:
     """The run, with the user's files as they are in the site's folder."""
     where = {name: str(folder.absolute() / user_files.CODE / place) for name, place in site.names.items()}
-    return user_files.renamed(stored_config(folder), where)
+    return user_files.renamed(stored_experiment(folder), where)
 
 
-def job_of(site: Site, config: Config) -> Job:
+def job_of(site: Site, experiment: Experiment) -> Job:
     """The job of a site, as its own copy of the config has it."""
-    import_plugins(config.run.plugins)
-    tree = tree_of(config)
+    import_plugins(experiment.plugins)
+    tree = tree_of(experiment)
     if tree.find(site.name) != (site.level, site.number):
         raise InvalidInput("site", site.name, "is not where it was in the tree of its config")
     return Job(
         name=site.job,
         tree=tree,
-        rules=rules_for(rules_of(config), tree.depth),
-        schedule=schedule_of(config, tree.depth),
-        participation=check_participation(config.schedule.participation, tree.depth),
-        seed=config.run.seed,
-        rounds=config.run.rounds,
+        rules=rules_for(rule_names(experiment.method), tree.depth),
+        schedule=sync_schedule(experiment.schedule, tree),
+        participation=participation_of(experiment, tree.depth),
+        seed=experiment.seed,
+        rounds=experiment.rounds,
         parameters=site.parameters,
         buffers=site.buffers,
         dtype=getattr(torch, site.dtype),
-        by_samples=config.tree.weights == "samples",
+        by_samples=weighs_by_samples(experiment),
         patience=tuple(
             Patience(deadline, least) for deadline, least in zip(site.deadline, site.min_children, strict=True)
         ),
-        update_limit=config.run.update_limit,
-        update_factor=config.run.update_factor,
-        leaf=config.leaf.chain(config.run.rounds),
+        update_limit=experiment.aggregation.update_limit,
+        update_factor=experiment.aggregation.update_factor,
+        leaf=client_update(experiment),
         samples=_placed(tree, site),
     )
 
 
-def _placed(tree: Tree, site: Site) -> tuple[int, ...]:
+def _placed(tree: Topology, site: Site) -> tuple[int, ...]:
     """What a site knows of leaves' samples, among all leaves."""
     samples = np.zeros(tree.leaves, dtype=np.int64)
     samples[tree.ancestors(site.level) == site.number] = site.samples

@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.base.errors import InvalidInput, unknown_name
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Topology
 from stratafl.base.validation import check_choice, check_integer, check_number
-from stratafl.config.own_data import is_function, is_own
-from stratafl.config.schema import Config, read_toml
-from stratafl.config.setup import schedule_of
 from stratafl.deploy.protocol.bounds import MOST_SAMPLES
 from stratafl.deploy.sites import address
 from stratafl.deploy.sites.site import slug
+from stratafl.experiment.algorithm import sync_schedule, topology_of
+from stratafl.experiment.experiment import Experiment
+from stratafl.experiment.toml import read_toml
+from stratafl.experiment.user_data import is_function, is_own
+from stratafl.network.waiting import check_wait
 
 PORTS = 3
 """How many ports a site may need: its SuperLink's two, and its SuperNode's inner one."""
@@ -28,12 +30,12 @@ LONGEST_DEADLINE = 10**9
 
 
 @dataclass(frozen=True)
-class Topology:
+class DeploymentTopology:
     """A topology as it is in its file, with paths from its folder."""
 
     path: Path
     config_path: Path
-    config: Config
+    experiment: Experiment
     base_port: int = 9400
     hosts: dict[str, str] = field(default_factory=dict)
     """The name or address under which a site's children reach it; this machine unless given."""
@@ -50,7 +52,7 @@ class Topology:
     """The sites whose errors are told further up with their texts, which may quote their data."""
 
     @staticmethod
-    def load(path: Path) -> Topology:
+    def load(path: Path) -> DeploymentTopology:
         values = read_toml(path)
         known = (
             "config", "base_port", "hosts", "bind", "data", "samples", "deadline", "min_children", "share_errors",
@@ -61,19 +63,19 @@ class Topology:
         if not isinstance(values.get("config"), str):
             raise InvalidInput("topology.config", values.get("config"), "must be the path of the run's config file")
         config_path = path.parent / values["config"]
-        config = Config.of(read_toml(config_path))
-        check_deployable(config)
-        tree = Tree.of(config.tree.shape)
+        experiment = Experiment.from_table(read_toml(config_path))
+        tree = topology_of(experiment)
+        check_deployable(experiment)
         _check_folders(tree)
         inner = [name for level in tree.names[:-1] for name in level]
         hosts = _by_site(values, "hosts", inner, "must be a host's name or address")
         bind = _by_site(values, "bind", inner, "must be an address of the site's host")
         data = _by_site(values, "data", tree.names[-1], "must be a path at the leaf's host")
         highest = HIGHEST_PORT + 1 - PORTS * sum(tree.sizes)
-        return Topology(
+        return DeploymentTopology(
             path=path,
             config_path=config_path,
-            config=config,
+            experiment=experiment,
             base_port=check_integer(
                 "topology.base_port", values.get("base_port", 9400), at_least=1024, at_most=highest
             ),
@@ -81,7 +83,7 @@ class Topology:
             bind={site: address.host(f"topology.bind.{site}", text, reachable=False) for site, text in bind.items()},
             data={leaf: str((path.parent / text).absolute()) for leaf, text in data.items()},
             samples=_samples(values, data),
-            deadline=_deadlines(values.get("deadline", 0), schedule_of(config, tree.depth).periods),
+            deadline=_deadlines(values.get("deadline", 0), sync_schedule(experiment.schedule, tree).periods),
             min_children=tuple(
                 check_integer("topology.min_children", each, at_least=1)
                 for each in _per_level("min_children", values.get("min_children", 1), tree.depth)
@@ -101,7 +103,7 @@ class Topology:
             "min_children": list(self.min_children),
             # only where it is asked for: folders made before it could be are no other ones
             **({"share_errors": list(self.share_errors)} if self.share_errors else {}),
-            "config": self.config.as_dict(),
+            "config": self.experiment.to_table(),
         }
 
     def host(self, site: str) -> str:
@@ -126,7 +128,7 @@ def _samples(values: dict[str, Any], data: Collection[str]) -> dict[str, int]:
     }
 
 
-def _sharing(given: Any, tree: Tree) -> tuple[str, ...]:
+def _sharing(given: Any, tree: Topology) -> tuple[str, ...]:
     """The sites that are named, or all of them."""
     names = [name for level in tree.names for name in level]
     if isinstance(given, bool):
@@ -136,34 +138,41 @@ def _sharing(given: Any, tree: Tree) -> tuple[str, ...]:
     return tuple(check_choice("topology.share_errors", each, names) for each in given)
 
 
-def check_deployable(config: Config) -> None:
-    """Refuse what a config asks for and a deployed tree would not do."""
-    run = config.run
-    if run.device.partition(":")[0] != "cpu":
-        raise InvalidInput("run.device", run.device, 'a deployed leaf trains on its processor: must be "cpu"')
-    if run.engine not in (None, "loop"):
-        raise InvalidInput("run.engine", run.engine, 'a deployed leaf has one client to train: must be "loop"')
-    if run.precision != "fp32":
-        raise InvalidInput("run.precision", run.precision, 'a deployed leaf trains in the model\'s own: must be "fp32"')
-    if run.diagnose == "ideal":
-        raise InvalidInput("run.diagnose", run.diagnose, "needs the gradients of all leaves, which stay where they are")
-    if any(level != 0 for level in run.evaluate_levels):
-        wanted = "only the root, which has the test data, evaluates a deployed model: must be [0]"
-        raise InvalidInput("run.evaluate_levels", run.evaluate_levels, wanted)
-    if config.network is not None or config.schedule.wait is not None:
-        wanted = "is a simulation's virtual time: leave it out; a deployment's own deadlines are in its topology"
-        raise InvalidInput("network", config.network or config.schedule.wait, wanted)
-    if config.data.test_partition is not None:
+def check_deployable(experiment: Experiment) -> None:
+    """Refuse what an experiment asks for and a deployed tree would not do."""
+    execution, evaluation, data = experiment.execution, experiment.evaluation, experiment.data
+    if str(execution.device).partition(":")[0] != "cpu":
+        wanted = 'a deployed leaf trains on its processor: must be "cpu"'
+        raise InvalidInput("execution.device", execution.device, wanted)
+    if execution.engine not in (None, "loop"):
+        wanted = 'a deployed leaf has one client to train: must be "loop"'
+        raise InvalidInput("execution.engine", execution.engine, wanted)
+    if execution.precision != "fp32":
+        wanted = 'a deployed leaf trains in the model\'s own: must be "fp32"'
+        raise InvalidInput("execution.precision", execution.precision, wanted)
+    if evaluation.drift == "ideal":
+        wanted = "needs the gradients of all leaves, which stay where they are"
+        raise InvalidInput("evaluation.drift", evaluation.drift, wanted)
+    if evaluation.levels:
         wanted = "only the root, which has the test data, evaluates a deployed model: leave it out"
-        raise InvalidInput("data.test_partition", config.data.test_partition, wanted)
-    if config.data.lazy:
-        raise InvalidInput("data.lazy", config.data.lazy, "a deployed leaf holds its samples: must be false")
-    if is_own(config.data.name) and not is_function(config.data.name):
+        raise InvalidInput("evaluation.levels", list(evaluation.levels), wanted)
+    virtual = "is a simulation's virtual time: leave it out; a deployment's own deadlines are in its topology"
+    if experiment.network is not None:
+        raise InvalidInput("network", experiment.network, virtual)
+    wait = check_wait(experiment.schedule.wait, topology_of(experiment).depth)
+    if not all(policy.waits_for_all for policy in wait):
+        raise InvalidInput("schedule.wait", experiment.schedule.wait, virtual)
+    if data.test_partition is not None:
+        wanted = "only the root, which has the test data, evaluates a deployed model: leave it out"
+        raise InvalidInput("data.test_partition", data.test_partition, wanted)
+    if data.lazy:
+        raise InvalidInput("data.lazy", data.lazy, "a deployed leaf holds its samples: must be false")
+    if is_own(str(data.source)) and not is_function(str(data.source)):
         wanted = "would have to be at every site: give a function (my_data.py:load) that gets what a site needs"
-        raise InvalidInput("data.name", config.data.name, wanted)
+        raise InvalidInput("data.source", data.source, wanted)
 
 
-def _check_folders(tree: Tree) -> None:
+def _check_folders(tree: Topology) -> None:
     """Every site has a folder of its own."""
     taken: dict[str, str] = {}
     for name in (name for level in tree.names for name in level):

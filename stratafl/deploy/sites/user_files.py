@@ -19,8 +19,8 @@ from typing import NamedTuple
 from stratafl.base import files
 from stratafl.base.errors import InvalidInput
 from stratafl.base.tracebacks import is_installed
-from stratafl.config import paths
-from stratafl.config.schema import Config
+from stratafl.experiment.experiment import Experiment
+from stratafl.experiment.toml import renamed_files
 from stratafl.runs.provenance import source_files
 
 CODE = "code"
@@ -48,7 +48,7 @@ class UserFiles(NamedTuple):
                 file.write(data)
 
 
-def named(config: Config, folder: Path) -> dict[str, Path]:
+def named(experiment: Experiment, folder: Path) -> dict[str, Path]:
     """The files that a config names, by how it does, from its own folder."""
     found: dict[str, Path] = {}
 
@@ -58,22 +58,22 @@ def named(config: Config, folder: Path) -> dict[str, Path]:
             found[text] = (folder / text).absolute()
         return text
 
-    paths.renamed(config.as_dict(), look)
+    renamed_files(experiment.to_table(), look)
     return found
 
 
-def renamed(config: Config, names: Mapping[str, str]) -> Config:
+def renamed(experiment: Experiment, names: Mapping[str, str]) -> Experiment:
     """The config with other names for its files."""
-    return Config.of(paths.renamed(config.as_dict(), lambda text: names.get(text, text)))
+    return Experiment.from_table(renamed_files(experiment.to_table(), lambda text: names.get(text, text)))
 
 
-def collected(config: Config, found: Mapping[str, Path]) -> UserFiles:
-    """What this process, which has just made the run, read of the user's. `config` has the files'
-    full paths."""
+def collected(experiment: Experiment, found: Mapping[str, Path]) -> UserFiles:
+    """What this process, which has just made the run, read of the user's. `experiment` has the
+    files' full paths."""
     base = os.path.commonpath([path.parent for path in found.values()]) if found else ""
     names = {text: path.relative_to(base).as_posix() for text, path in found.items()}
     places = {names[text]: path for text, path in found.items()}
-    for name, path in source_files(config.as_dict()).items():
+    for name, path in source_files(experiment.to_table()).items():
         if path is None or path in found.values() or is_installed(path) or path.suffix != ".py":
             continue
         parts = [*name.split("."), "__init__"] if path.name == "__init__.py" else name.split(".")

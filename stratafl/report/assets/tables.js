@@ -82,7 +82,8 @@ function drawNotes() {
   fill("notes", ...(lines.length ? [element("div", { className: "card noted" }, list(lines.slice(0, NOTES_SHOWN)),
     ...(rest.length ? [element("details", { open: wasOpen }, element("summary", { textContent: `${rest.length} more` }), list(rest))] : []))] : []));
   const { shared } = state.data;
-  const named = [shared["data.name"], shared["model.name"]].filter((name) => name && name !== "in memory");
+  const named = [shared["data.source"], shared["model.name"]]
+    .filter((name) => name && name !== "in memory" && !name.startsWith("["));
   const common = [...named, ...(shared["tree.shape"] ? [`tree ${shared["tree.shape"]}`] : [])].join(", ");
   byId("subtitle").textContent = [`${plural(state.data.runs.length, "run")}, ${plural(state.data.settings.length, "setting")}`, common, state.data.made].filter(Boolean).join(" · ");
 }

@@ -14,15 +14,17 @@ from typing import Any
 from stratafl.base.errors import InvalidInput
 from stratafl.base.files import read_json, remove_tree, write_json
 from stratafl.base.validation import check_integer, check_keys, repeated
-from stratafl.config.paths import anchored
-from stratafl.config.schema import Config, check_plain, read_toml
+from stratafl.experiment.experiment import Experiment
+from stratafl.experiment.toml import check_plain, put, read_toml, with_full_paths
 from stratafl.metrics.objective import Goal, parse_goal
 from stratafl.runs import format
 
 KEYS = ("config", "base", "variants", "grid", "target")
+OLD_KEYS = {("seeds",): "seed", ("methods",): "method", ("run", "seed"): "seed"}
+"""Keys of a grid that have other names now."""
 MOST = 10_000
 """Maximum number of runs of one sweep; more are a mistake in the file."""
-SEED = ("run", "seed")
+SEED = ("seed",)
 NOTED = "sweep.json"
 """File in the folder of a sweep, beside its runs, with its target."""
 
@@ -33,7 +35,7 @@ class PlannedRun:
 
     name: str
     group: str
-    config: Config
+    experiment: Experiment
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Plan:
             path = folder / values["config"]
             base = read_toml(path)
             check_plain(base)
-            base = anchored(base, path.parent)
+            base = with_full_paths(base, path.parent)
         _merge(base, _table("base", values.get("base", {})))
         target = parse_goal("target", values["target"]) if values.get("target") is not None else None
         variants = _table("variants", values.get("variants", {})) or {"": {}}
@@ -89,6 +91,8 @@ class Plan:
         twice = repeated(entry.name for entry in entries)
         if twice is not None:
             raise InvalidInput("grid", twice, "two runs would be the same; give every value once")
+        for first in {entry.group: entry for entry in reversed(entries)}.values():
+            first.experiment.check()  # a wrong value of a late run would be found after hours
         return Plan(name, entries, target)
 
 
@@ -102,16 +106,18 @@ def _entry(
 ) -> PlannedRun:
     values = copy.deepcopy(base)
     for keys, value in _leaves(changes, "variants"):
-        _put(values, keys, value)
+        put(values, keys, value)
     labels, seed = [variant] if variant else [], ""
     for axis, label, value in chosen:
-        _put(values, axis.keys, value)
+        put(values, axis.keys, value)
         if axis.keys == SEED:
             seed = label
         elif len(axis.values) > 1:
             labels.append(label)
     group = " ".join(labels) or sweep
-    return PlannedRun(run_name(f"{group} {seed}".strip()), group, Config.of(anchored(values, folder)))
+    return PlannedRun(
+        run_name(f"{group} {seed}".strip()), group, Experiment.from_table(with_full_paths(values, folder))
+    )
 
 
 def run_name(label: str) -> str:
@@ -128,22 +134,14 @@ def _axes(grid: Mapping[str, Any]) -> list[Axis]:
     axes = []
     for keys, values in _leaves(grid, "grid"):
         where = ".".join(keys)
-        if keys == ("seeds",) or keys == SEED:
-            if isinstance(values, int) and not isinstance(values, bool):
-                values = list(range(check_integer("grid.seeds", values, at_least=1, at_most=MOST)))
-            keys = SEED
-        elif keys == ("methods",):
-            keys = ("method",)
+        if keys in OLD_KEYS:
+            raise InvalidInput(f"grid.{where}", values, f"is grid.{OLD_KEYS[keys]} now")
+        if keys == SEED and isinstance(values, int) and not isinstance(values, bool):
+            values = list(range(check_integer("grid.seed", values, at_least=1, at_most=MOST)))
         if not isinstance(values, list) or not values:
             raise InvalidInput(f"grid.{where}", values, "must be a list of values")
-        if len(keys) < 2 and keys != ("method",):
-            raise InvalidInput(f"grid.{where}", values, "must be seeds, methods or section.key")
-        axes.append(Axis(keys, [(_label(keys, value), _value(keys, value)) for value in values]))
+        axes.append(Axis(keys, [(_label(keys, value), value) for value in values]))
     return sorted(axes, key=lambda axis: axis.keys == SEED)  # seeds vary fastest
-
-
-def _value(keys: tuple[str, ...], value: Any) -> Any:
-    return {"name": value} if keys == ("method",) and isinstance(value, str) else value
 
 
 def _label(keys: tuple[str, ...], value: Any) -> str:
@@ -174,15 +172,6 @@ def _leaves(
             yield from _leaves(value, where, keys)
         else:
             yield keys, value
-
-
-def _put(values: dict[str, Any], keys: Sequence[str], value: Any) -> None:
-    for key in keys[:-1]:
-        inside = values.setdefault(key, {})
-        if not isinstance(inside, dict):
-            raise InvalidInput(".".join(keys), value, f"{key} is not a table")
-        values = inside
-    values[keys[-1]] = copy.deepcopy(value)
 
 
 def _merge(into: dict[str, Any], changes: Mapping[str, Any]) -> None:

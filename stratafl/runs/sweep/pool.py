@@ -24,11 +24,12 @@ from stratafl.base.environment import usable_cores
 from stratafl.base.files import check_writable, make_folder
 from stratafl.base.signals import Interrupted, InterruptHandler
 from stratafl.base.validation import check_integer
-from stratafl.config.schema import Config, RunConfig
+from stratafl.experiment.experiment import Experiment
+from stratafl.experiment.sections import Execution
 from stratafl.metrics.objective import Goal
 from stratafl.runs import format
 from stratafl.runs.format import RunLock
-from stratafl.runs.provenance import EXECUTION, changes_since, extensions, other_settings, shorten
+from stratafl.runs.provenance import changes_since, extensions, other_settings, shorten
 from stratafl.runs.reader import StoredRun, scan
 from stratafl.runs.sweep.plan import note_target
 
@@ -92,9 +93,9 @@ class Worker:
         assert process.stdin is not None and process.stdout is not None
         return Worker(process, number, process.stdin, process.stdout, log)
 
-    def give(self, name: str, config: Config, folder: Path, resume: Path | None, force: bool) -> None:
+    def give(self, name: str, experiment: Experiment, folder: Path, resume: Path | None, force: bool) -> None:
         self.name, self.path = name, resume
-        task = {"name": name, "config": config.as_dict(), "folder": str(folder), "force": force}
+        task = {"name": name, "config": experiment.to_table(), "folder": str(folder), "force": force}
         line = json.dumps({**task, "resume": None if resume is None else str(resume)}) + "\n"
         with contextlib.suppress(OSError):  # one that died is noticed by the end of its answers
             self.tasks.write(line.encode())
@@ -131,7 +132,7 @@ class Worker:
 
 
 def run_all(
-    configs: Mapping[str, Config],
+    experiments: Mapping[str, Experiment],
     folder: Path | str,
     workers: int | None = None,
     watch: Watch = lambda event: None,
@@ -141,69 +142,74 @@ def run_all(
     target: Goal | None = None,
     computed_alike: bool = False,
 ) -> list[Outcome]:
-    """Run every config in a process of a few, each in its own directory in the folder, and say what
-    became of each.
+    """Run every experiment in a process of a few, each in its own directory in the folder, and say
+    what became of each.
 
-    A run of the same name and config that is there already is skipped if it is done and goes on if
-    it is not. One that fails does not stop the others. A signal stops all of them at their clients'
-    next synchronisation, a second one at once; either way `Interrupted` is raised, and the same
-    call continues. When so many `seconds` have passed, runs in progress are stopped in the same way
-    and no more are begun: the outcomes say so, and the same call continues. One round is always
-    done, so that calls with however little time come to an end.
+    A run of the same name and experiment that is there already is skipped if it is done and goes on
+    if it is not. One that fails does not stop the others. A signal stops all of them at their
+    clients' next synchronisation, a second one at once; either way `Interrupted` is raised, and the
+    same call continues. When so many `seconds` have passed, runs in progress are stopped in the
+    same way and no more are begun: the outcomes say so, and the same call continues. One round is
+    always done, so that calls with however little time come to an end.
 
-    keep_stale: take also runs whose files were changed since for what their configs would compute.
+    keep_stale: take also runs whose files were changed since for what their experiments would
+        compute.
     target: what the runs are compared by, noted in the folder.
     computed_alike: take only runs that were computed on the device, by the engine and in the
-        precision that their configs ask for; all others are left as they are.
+        precision that their experiments ask for; all others are left as they are.
     """
     deadline = None if seconds is None else time.monotonic() + seconds
     folder = Path(folder)
-    for name in configs:
+    for name in experiments:
         format.check_name(name)
     check_writable("--runs", folder)
     make_folder(folder)
     lock = RunLock(folder, "is at a sweep in it: let it end, or give another --runs")
     try:
         note_target(folder, target)
-        outcomes, waiting = _sorted_out(configs, folder, say, keep_stale, computed_alike)
+        outcomes, waiting = _sorted_out(experiments, folder, say, keep_stale, computed_alike)
         for outcome in outcomes.values():
             watch(Event(outcome.name, "ended", {"status": outcome.status, "reason": outcome.reason}))
         count = min(
-            default_workers(configs) if workers is None else check_integer("--workers", workers, at_least=1),
+            default_workers(experiments) if workers is None else check_integer("--workers", workers, at_least=1),
             len(waiting),
         )
         if count:
-            _Pool(configs, folder, waiting, outcomes, count, watch, keep_stale).run(say, deadline)
+            _Pool(experiments, folder, waiting, outcomes, count, watch, keep_stale).run(say, deadline)
     finally:
         lock.release()
-    return [outcomes.get(name, Outcome(name, format.INTERRUPTED, NO_TIME)) for name in configs]
+    return [outcomes.get(name, Outcome(name, format.INTERRUPTED, NO_TIME)) for name in experiments]
 
 
-def default_workers(configs: Mapping[str, Config]) -> int:
+def default_workers(experiments: Mapping[str, Experiment]) -> int:
     """Number of workers: one per GPU if runs use GPUs, otherwise one per core."""
-    if any(config.run.device.startswith("cuda") for config in configs.values()):
+    if any(str(e.execution.device).startswith("cuda") for e in experiments.values()):
         return max(torch.cuda.device_count(), 1)
     return usable_cores()
 
 
 def _sorted_out(
-    configs: Mapping[str, Config], folder: Path, say: Callable[[str], None], keep_stale: bool, computed_alike: bool
+    experiments: Mapping[str, Experiment],
+    folder: Path,
+    say: Callable[[str], None],
+    keep_stale: bool,
+    computed_alike: bool,
 ) -> tuple[dict[str, Outcome], dict[str, Path | None]]:
     """The runs that there is nothing to do for, and the others, each with the directory it goes on
     in."""
-    found: dict[str, list[StoredRun]] = {name: [] for name in configs}
+    found: dict[str, list[StoredRun]] = {name: [] for name in experiments}
     for run in scan(folder):
         if not isinstance(run, StoredRun):
             say(f"not looked at: {run.reason}")
-        elif run.name in configs and (not computed_alike or is_computed_alike(run, configs[run.name])):
+        elif run.name in experiments and (not computed_alike or is_computed_alike(run, experiments[run.name])):
             found[run.name].insert(0, run)
     outcomes: dict[str, Outcome] = {}
     waiting: dict[str, Path | None] = {}
-    for name, config in configs.items():
-        there, told = _there(found[name], config, keep_stale)
+    for name, experiment in experiments.items():
+        there, told = _there(found[name], experiment, keep_stale)
         for line in told:
             say(f"{name}: {line}")
-        if there is not None and there.status == format.DONE and not extensions(there.config, config.as_dict()):
+        if there is not None and there.status == format.DONE and not extensions(there.config, experiment.to_table()):
             outcomes[name] = Outcome(name, format.DONE, path=there.path, was_done=True)
         elif there is not None and there.status == format.RUNNING:
             outcomes[name] = Outcome(name, format.RUNNING, "another process is at it", there.path)
@@ -212,58 +218,60 @@ def _sorted_out(
     return outcomes, waiting
 
 
-def _there(runs: Sequence[StoredRun], config: Config, keep_stale: bool) -> tuple[StoredRun | None, list[str]]:
-    """Which of the runs of a name, the newest first, is what its config would compute now, or goes
-    on to be; and what the user should know about that."""
+def _there(runs: Sequence[StoredRun], experiment: Experiment, keep_stale: bool) -> tuple[StoredRun | None, list[str]]:
+    """Which of the runs of a name, the newest first, is what its experiment would compute now, or
+    goes on to be; and what the user should know about that."""
     # such as for lack of memory, of which there may be more on another device
-    failed = [run for run in runs if run.status == format.FAILED and not is_computed_alike(run, config)]
+    failed = [run for run in runs if run.status == format.FAILED and not is_computed_alike(run, experiment)]
     runs = [run for run in runs if run not in failed]
-    changed = {run.id: changes_since(run, config) for run in runs}
+    changed = {run.id: changes_since(run, experiment) for run in runs}
     current = [run for run in runs if not changed[run.id]]
     chosen = next((run for run in current if run.status == format.DONE), current[0] if current else None)
     going_on = next((run for run in runs if run.status == format.RUNNING), None)
     if chosen is not None and (chosen.status == format.DONE or going_on is None):
-        return chosen, _other_execution(chosen, config)
+        return chosen, _other_execution(chosen, experiment)
     if going_on is not None:
         return going_on, []
-    longer = next((run for run in runs if _goes_further(run, config)), None)
+    longer = next((run for run in runs if _goes_further(run, experiment)), None)
     if longer is not None:
-        return longer, [f"goes on: {each}" for each in extensions(longer.config, config.as_dict())]
+        return longer, [f"goes on: {each}" for each in extensions(longer.config, experiment.to_table())]
     if not runs:
         return None, ["failed on another device, engine or precision; run again"] if failed else []
     if keep_stale:
-        same = [run for run in runs if not other_settings(run.config, config.as_dict())]
+        same = [run for run in runs if not other_settings(run.config, experiment.to_table())]
         kept = next((run for run in same if run.status == format.DONE), same[0] if same else None)
         if kept is not None:
             return kept, [f"{shorten(changed[kept.id])} since; kept all the same"]
     return None, [f"{shorten(changed[runs[0].id])} since; run again"]
 
 
-def _goes_further(run: StoredRun, config: Config) -> bool:
-    """Whether a run becomes that of a config by more rounds, and has something to go on from."""
-    before, now = run.config.get("run", {}), config.as_dict()["run"]
-    if any(before.get(key) != now[key] for key in ("stop_at", "stop_when")) or run.round > config.run.rounds:
+def _goes_further(run: StoredRun, experiment: Experiment) -> bool:
+    """Whether a run becomes that of an experiment by more rounds, and has something to go on
+    from."""
+    before, table = run.config.get("evaluation", {}), experiment.to_table()
+    if before.get("stop_when") != table["evaluation"]["stop_when"] or run.round > experiment.rounds:
         return False
     has_state = run.status != format.DONE or any((run.path / format.CHECKPOINTS).glob("*"))
-    return has_state and changes_since(run, config) == extensions(run.config, config.as_dict())
+    return has_state and changes_since(run, experiment) == extensions(run.config, table)
 
 
-def is_computed_alike(run: StoredRun, config: Config) -> bool:
-    """Whether a stored run was computed where and how exactly a config asks for."""
-    how = run.config.get("run", {})
-    return all(how.get(key, getattr(RunConfig, key)) == getattr(config.run, key) for key in EXECUTION)
+def is_computed_alike(run: StoredRun, experiment: Experiment) -> bool:
+    """Whether a stored run was computed where and how exactly an experiment asks for."""
+    defaults, asked = Execution().__dict__, experiment.execution.__dict__
+    return {**defaults, **run.config.get("execution", {})} == {**defaults, **asked}
 
 
-def _other_execution(run: StoredRun, config: Config) -> list[str]:
+def _other_execution(run: StoredRun, experiment: Experiment) -> list[str]:
     """A precision that was asked for and is not that of the run."""
-    was = run.config.get("run", {}).get("precision", config.run.precision)
-    return [] if was == config.run.precision else [f"was computed in {was}, and is not again in {config.run.precision}"]
+    asked = experiment.execution.precision
+    was = run.config.get("execution", {}).get("precision", asked)
+    return [] if was == asked else [f"was computed in {was}, and is not again in {asked}"]
 
 
 class _Pool:
     def __init__(
         self,
-        configs: Mapping[str, Config],
+        experiments: Mapping[str, Experiment],
         folder: Path,
         waiting: Mapping[str, Path | None],
         outcomes: dict[str, Outcome],
@@ -271,7 +279,7 @@ class _Pool:
         watch: Watch,
         force: bool,
     ):
-        self.configs, self.folder, self.outcomes, self.watch = configs, folder, outcomes, watch
+        self.experiments, self.folder, self.outcomes, self.watch = experiments, folder, outcomes, watch
         self.force = force
         """Whether a run goes on also where something of it was changed."""
         self.waiting = deque(waiting.items())
@@ -309,7 +317,7 @@ class _Pool:
         if asked:
             done = sum(outcome.status == format.DONE for outcome in self.outcomes.values())
             raise Interrupted(
-                asked, f"interrupted; {done} of {len(self.configs)} runs are done, and the same command goes on"
+                asked, f"interrupted; {done} of {len(self.experiments)} runs are done, and the same command goes on"
             )
 
     def _start(self, number: int) -> None:
@@ -322,7 +330,7 @@ class _Pool:
         worker.name, worker.path = "", None
         if self.waiting:
             name, resume = self.waiting.popleft()
-            worker.give(name, self.configs[name], self.folder, resume, self.force)
+            worker.give(name, self.experiments[name], self.folder, resume, self.force)
 
     def _hear(self, worker: Worker, stopping: bool) -> None:
         answers = worker.answers()

@@ -19,7 +19,7 @@ import torch
 
 from stratafl.base.errors import error_message
 from stratafl.base.signals import Interrupted
-from stratafl.config.schema import Config
+from stratafl.experiment.experiment import Experiment
 from stratafl.metrics.records import RoundResult
 from stratafl.runs import format
 from stratafl.runs.launch import Launch
@@ -48,12 +48,12 @@ def work(task: dict[str, Any], answers: Answers) -> None:
         answers.send("round", round=record.round, metrics=record.metrics)
 
     try:
-        config = Config.of(task["config"])
+        experiment = Experiment.from_table(task["config"])
         if task["resume"] is not None:
             path = Path(task["resume"])
-            launch = Launch.resume(path, lambda text: answers.send("said", text=text), None, task["force"], config)
+            launch = Launch.resume(path, lambda text: answers.send("said", text=text), None, task["force"], experiment)
         else:
-            launch = Launch.new(config, task["name"], Path(task["folder"]))
+            launch = Launch.new(experiment, task["name"], Path(task["folder"]))
             path = launch.folder.path
         for note in launch.simulation.notes:
             answers.send("said", text=note)

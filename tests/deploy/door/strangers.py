@@ -27,11 +27,12 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_messa
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from stratafl.deploy.host.supervise import QUIET
-from stratafl.deploy.sites.provision import Topology, provision
+from stratafl.deploy.sites.provision import DeploymentTopology, provision
 from stratafl.deploy.sites.site import Site
 
 LIMIT = 120
 CONFIG = """
+rounds = 100000
 [tree]
 shape = "{shape}"
 [model]
@@ -39,8 +40,6 @@ name = "mlp"
 hidden = [{hidden}]
 [schedule]
 periods = [1]
-[run]
-rounds = 100000
 """
 HOLD = """
 import sys
@@ -61,7 +60,7 @@ PORTS = iter(range(15000 + os.getpid() % 900, 19000, 100))
 def provisioned(folder: Path, shape: str, hidden: int) -> Path:
     (folder / "run.toml").write_text(CONFIG.format(shape=shape, hidden=hidden))
     (folder / "topology.toml").write_text(f'config = "run.toml"\nbase_port = {next(PORTS)}\n')
-    return provision(Topology.load(folder / "topology.toml"), folder / "sites")["root"]
+    return provision(DeploymentTopology.load(folder / "topology.toml"), folder / "sites")["root"]
 
 
 class SuperLink:

@@ -24,7 +24,7 @@ from flwr.proto.control_pb2 import ListRunsRequest, RegisterNodeRequest, StartRu
 
 from stratafl.deploy.host import this_machine
 from stratafl.deploy.host.supervise import QUIET
-from stratafl.deploy.sites.provision import Authority, Topology, provision
+from stratafl.deploy.sites.provision import Authority, DeploymentTopology, provision
 from stratafl.deploy.sites.provision import _ssh_private as ssh_private
 from stratafl.deploy.sites.site import Site
 
@@ -42,7 +42,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("security")
     (folder / "run.toml").write_text('[tree]\nshape = "2"\n[schedule]\nperiods = [2]\n')
     (folder / "topology.toml").write_text(f'config = "run.toml"\nbase_port = {PORT}\n')
-    folders = provision(Topology.load(folder / "topology.toml"), folder / "sites")
+    folders = provision(DeploymentTopology.load(folder / "topology.toml"), folder / "sites")
     process = this_machine.start(folders["root"])
     log, give_up = folders["root"] / "logs" / "superlink.log", time.monotonic() + LIMIT
     while not (log.exists() and "Application startup complete" in log.read_text()):

@@ -18,11 +18,12 @@ from stratafl.base import files
 from stratafl.deploy.flower.inbox import RECORD, Inbox
 from stratafl.deploy.host import garbage, supervise
 from stratafl.deploy.host.processes import Forked
-from stratafl.deploy.sites.provision import Topology, provision
+from stratafl.deploy.sites.provision import DeploymentTopology, provision
 from stratafl.deploy.sites.site import Site
 from tests.deploy.real import wired
 
 CONFIG = """
+rounds = 1
 [tree]
 shape = "1"
 [model]
@@ -30,8 +31,6 @@ name = "mlp"
 hidden = [20000]
 [schedule]
 periods = [1]
-[run]
-rounds = 1
 """
 MODEL = 6 << 20
 """Bytes of a message."""
@@ -50,7 +49,7 @@ def resident(process: Forked) -> int:
 def folders(tmp_path: Path) -> Iterator[dict[str, Path]]:
     (tmp_path / "run.toml").write_text(CONFIG)
     (tmp_path / "topology.toml").write_text(f'config = "run.toml"\nbase_port = {24000 + os.getpid() % 1000}\n')
-    made = provision(Topology.load(tmp_path / "topology.toml"), tmp_path / "sites")
+    made = provision(DeploymentTopology.load(tmp_path / "topology.toml"), tmp_path / "sites")
     supervise._import_what_they_need([Site.load(folder) for folder in made.values()])
     gc.collect()
     gc.freeze()  # as a site's supervisor does

@@ -25,11 +25,12 @@ from stratafl.deploy.host.attendance import INCOMPLETE
 from stratafl.deploy.host.processes import MOST, Forked, Restarts
 from stratafl.deploy.host.supervise import Supervisor, Together
 from stratafl.deploy.protocol.node import NodeState
-from stratafl.deploy.sites.provision import Topology, provision
+from stratafl.deploy.sites.provision import DeploymentTopology, provision
 from stratafl.deploy.sites.state_file import DAMAGED, STATE, Durable, status
 from stratafl.runs.format import RunLock, is_locked
 
 CONFIG = """
+rounds = 1
 [tree]
 shape = "2"
 [model]
@@ -37,8 +38,6 @@ name = "mlp"
 hidden = [2]
 [schedule]
 periods = [1]
-[run]
-rounds = 1
 """
 LONGEST = 20.0
 """Seconds that anything here may take."""
@@ -50,7 +49,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "run.toml").write_text(CONFIG)
     base_port = 25000 + os.getpid() % 1000
     (folder / "topology.toml").write_text(f'config = "run.toml"\nbase_port = {base_port}\n')
-    provision(Topology.load(folder / "topology.toml"), folder / "sites")
+    provision(DeploymentTopology.load(folder / "topology.toml"), folder / "sites")
     return folder / "sites"
 
 

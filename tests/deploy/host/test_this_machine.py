@@ -12,7 +12,7 @@ pytest.importorskip("flwr")
 
 from stratafl.base import files
 from stratafl.deploy.host import this_machine
-from stratafl.deploy.sites.provision import Topology, provision
+from stratafl.deploy.sites.provision import DeploymentTopology, provision
 from tests.deploy.host.folders import deploy, running
 
 
@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
         '[tree]\nshape = "2"\n[schedule]\nperiods = [1]\n[model]\nname = "mlp"\nhidden = [2]\n'
     )
     (tmp_path / "topology.toml").write_text('config = "run.toml"\nbase_port = 23800\n')
-    provision(Topology.load(tmp_path / "topology.toml"), tmp_path / "sites")
+    provision(DeploymentTopology.load(tmp_path / "topology.toml"), tmp_path / "sites")
     return tmp_path
 
 

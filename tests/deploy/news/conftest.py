@@ -38,15 +38,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sites of a small tree, not to be changed."""
     from stratafl.deploy.sites.provision import provision
-    from stratafl.deploy.sites.topology import Topology
+    from stratafl.deploy.sites.topology import DeploymentTopology
 
     folder = tmp_path_factory.mktemp("news")
     (folder / "run.toml").write_text(
-        "[tree]\nshape = { paris = 2, rome = 1 }\n[model]\nname = 'mlp'\nhidden = [2]\n"
-        "[schedule]\nperiods = [2, 1]\n[run]\nrounds = 4\n"
+        "rounds = 4\n[tree]\nshape = { paris = 2, rome = 1 }\n[model]\nname = 'mlp'\nhidden = [2]\n"
+        "[schedule]\nperiods = [2, 1]\n"
     )
     (folder / "topology.toml").write_text('config = "run.toml"\n')
-    provision(Topology.load(folder / "topology.toml"), folder / "sites")
+    provision(DeploymentTopology.load(folder / "topology.toml"), folder / "sites")
     return folder / "sites"
 
 

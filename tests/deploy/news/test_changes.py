@@ -116,9 +116,9 @@ def test_who_is_heard_and_does_not_come_to_its_parent_is_named_with_the_reason(c
     assert found.lines(sites | {"rome/0": late}) == []
     late = dataclasses.replace(late, waited=12.0)
     assert said(found.lines(sites | {"rome/0": late})) == ["rome/0: waited for, for 12 s: not connected"]
-    other = dataclasses.replace(late, waited=1.0, why="leaf.lr is 0.2 there and 0.1 here")
+    other = dataclasses.replace(late, waited=1.0, why="client.lr is 0.2 there and 0.1 here")
     assert said(found.lines(sites | {"rome/0": other})) == [
-        "rome/0: waited for, for 1 s: leaf.lr is 0.2 there and 0.1 here"
+        "rome/0: waited for, for 1 s: client.lr is 0.2 there and 0.1 here"
     ]
 
 

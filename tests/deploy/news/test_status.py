@@ -17,13 +17,13 @@ pytest.importorskip("flwr")
 from stratafl.base import files
 from stratafl.base.version import __version__
 from stratafl.cli.main import app
-from stratafl.config.schema import Config
 from stratafl.deploy.host import attendance, this_machine, view
 from stratafl.deploy.host.newsroom import NEWS, parents
 from stratafl.deploy.host.supervise import Supervisor
 from stratafl.deploy.news.entries import Entry
 from stratafl.deploy.sites.site import tree_of
 from stratafl.deploy.sites.state_file import Durable
+from stratafl.experiment.experiment import Experiment
 from tests.deploy.host.folders import deploy, running
 from tests.deploy.news.conftest import WELL, write_news
 
@@ -88,10 +88,10 @@ def test_who_was_never_drawn_is_not_missed(sites: Path) -> None:
     root = sites / "root"
     config = (root / "config.toml").read_text().replace("periods = [2, 1]", "periods = [2, 1]\nparticipation = [1, 1]")
     (root / "config.toml").write_text(config)
-    given = Config.load(root / "config.toml")
-    tree = tree_of(given)
+    experiment = Experiment.from_toml(root / "config.toml")
+    tree = tree_of(experiment)
     above = {name: attendance._above(name, tree) for name in parents(tree, "root")}
-    asked = next(attendance._drawn(given, tree, above))
+    asked = next(attendance._drawn(experiment, tree, above))
     assert len(asked) < 5
     record(root, (sorted(asked), []))
     assert set(attendance.never(root)) == asked

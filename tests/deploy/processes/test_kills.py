@@ -98,7 +98,7 @@ TREES: dict[str, dict[str, Any]] = {
     "three leaves": {"shape": "3", "periods": [3], "method": "scaffold"},
     "two groups": {"shape": "2x2", "periods": [2, 3], "method": "mtgc"},
     "uneven": {"shape": [1, 3], "periods": [2, 2], "method": "mtgc", "hidden": [4000]},
-    "heads at home": {"shape": "2x2", "periods": [2, 2], "method": "mtgc", "keep_at_home": ["3"]},
+    "heads at home": {"shape": "2x2", "periods": [2, 2], "method": "mtgc", "local_parameters": ["3"]},
     "three levels": {"shape": "2x1x2", "periods": [2, 1, 2], "method": "mtgc"},
 }
 

@@ -23,10 +23,10 @@ from benchmarks.deployment.network_emulator import EmulatedNetwork, LinkConfig, 
 from benchmarks.deployment.sample_tree import small_tree
 from stratafl.base import files
 from stratafl.cli.main import app
-from stratafl.config.schema import Config
 from stratafl.deploy.host import this_machine
-from stratafl.deploy.sites.assemble import study_of
+from stratafl.deploy.sites.assemble import reference_simulation
 from stratafl.deploy.sites.state_file import status
+from stratafl.experiment.experiment import Experiment
 
 pytestmark = pytest.mark.deploy
 DELAY, LOSS, LIMIT = 0.05, 0.01, 170
@@ -93,7 +93,7 @@ def test_a_run_over_a_slow_link_that_loses_packets_ends_where_the_simulation_end
     counts = hosts.cut()
     print(f"{time.monotonic() - began:.0f} s; {counts}; {sent_again} segments sent again")
 
-    run = study_of(Config.load(tmp_path / "run.toml")).simulation.run()
+    run = reference_simulation(Experiment.from_toml(tmp_path / "run.toml")).run()
     found = load_file(out / "root" / "model.safetensors")
     difference = max(float((found[name] - value).abs().max()) for name, value in run.module.state_dict().items())
     assert difference < 1e-6

@@ -17,11 +17,12 @@ import pytest
 pytest.importorskip("flwr")
 
 from stratafl.deploy.host.attendance import INCOMPLETE
-from stratafl.deploy.sites.provision import Topology, provision
+from stratafl.deploy.sites.provision import DeploymentTopology, provision
 
 pytestmark = pytest.mark.deploy
 LIMIT = 240
 CONFIG = """
+rounds = 2
 [tree]
 shape = { paris = 2, rome = 3 }
 [model]
@@ -29,8 +30,6 @@ name = "mlp"
 hidden = [8]
 [schedule]
 periods = [1, 3]
-[run]
-rounds = 2
 """
 SECRET = "Jane Doe, born 1961-04-02"
 HOOK = '''
@@ -88,7 +87,7 @@ def test_the_console_says_who_is_missing_and_why(tmp_path: Path) -> None:
     (tmp_path / "patients.py").write_text(f"def load():\n    raise ValueError('{SECRET}')\n")
     topology = f'config = "run.toml"\nbase_port = {port}\ndeadline = [40, 10]\n[data]\n"paris/0" = "patients.py"\n'
     (tmp_path / "topology.toml").write_text(topology)
-    folders = provision(Topology.load(tmp_path / "topology.toml"), tmp_path / "sites")
+    folders = provision(DeploymentTopology.load(tmp_path / "topology.toml"), tmp_path / "sites")
     folders["rome/1"].rename(tmp_path / "rome_1")  # as if it were for another host, where nobody starts it
 
     up = stratafl(tmp_path, "up", str(tmp_path / "topology.toml"), "--local")
@@ -133,7 +132,7 @@ def test_a_site_that_is_killed_is_missing_and_back_within_seconds(tmp_path: Path
     )
     (tmp_path / "run.toml").write_text(config)
     (tmp_path / "topology.toml").write_text(f'config = "run.toml"\nbase_port = {34000 + os.getpid() % 1000}\n')
-    folders = provision(Topology.load(tmp_path / "topology.toml"), tmp_path / "sites")
+    folders = provision(DeploymentTopology.load(tmp_path / "topology.toml"), tmp_path / "sites")
 
     def site(name: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "stratafl", "deploy", "site", str(folders[name])]

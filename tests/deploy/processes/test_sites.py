@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from stratafl.deploy.sites.assemble import study_of
+from stratafl.deploy.sites.assemble import reference_simulation
 
 pytestmark = pytest.mark.deploy
 
@@ -61,7 +61,7 @@ def test_who_is_killed_is_left_out_after_the_deadline(runs: Any) -> None:
         run.wait(lambda: not run.missed(name))
     run.wait()
     assert [line["round"] for line in run.rounds] == list(range(1, 17))
-    undisturbed = study_of(run.config).simulation.run().history[-1].metrics["accuracy"]
+    undisturbed = reference_simulation(run.experiment).run().history[-1].metrics["accuracy"]
     assert abs(run.accuracy() - undisturbed) < 0.1
     run.assert_corrections_sum_to_zero()
 
@@ -78,4 +78,4 @@ def test_a_leaf_with_another_config_is_refused_by_name_and_the_run_goes_on(runs:
         (2, {"1/0"}, []),
     ]
     said = (run.folders["1"] / "logs" / "node.log").read_text()
-    assert "1/0 is refused" in said and "leaf.lr is 0.2 there and 0.1 here" in said
+    assert "1/0 is refused" in said and "client.lr is 0.2 there and 0.1 here" in said

@@ -15,15 +15,16 @@ from safetensors.torch import load_file
 
 pytest.importorskip("flwr")
 
-from stratafl.config.schema import Config
 from stratafl.deploy.host import this_machine
-from stratafl.deploy.sites.assemble import study_of
+from stratafl.deploy.sites.assemble import reference_simulation
+from stratafl.experiment.experiment import Experiment
 from stratafl.runs import read_run
 from stratafl.runs.format import is_locked
 
 pytestmark = pytest.mark.deploy
 LIMIT = 300
 CONFIG = """
+rounds = 12
 [tree]
 shape = "2"
 [model]
@@ -31,8 +32,6 @@ name = "mlp"
 hidden = [8]
 [schedule]
 periods = [3]
-[run]
-rounds = 12
 """
 
 
@@ -65,7 +64,7 @@ def test_ctrl_c_stops_a_tree_and_up_goes_on_with_it(tmp_path: Path) -> None:
     run = read_run(tmp_path / "sites" / "root")
     assert (run.status, run.round, run.total) == ("done", 12, 12) and run.summary is not None
     assert [each["after"] for each in run.continued] == [stopped.round]
-    wanted = study_of(Config.load(tmp_path / "run.toml")).simulation.run().module.state_dict()
+    wanted = reference_simulation(Experiment.from_toml(tmp_path / "run.toml")).run().module.state_dict()
     found = load_file(tmp_path / "sites" / "root" / "model.safetensors")
     assert max(float((found[name] - value).abs().max()) for name, value in wanted.items()) < 1e-6
 

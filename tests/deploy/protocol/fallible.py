@@ -34,7 +34,7 @@ class Fallible:
         return reply
 
 
-class Tree(Deployed):
+class FallibleTree(Deployed):
     """A tree whose nodes keep their state as bytes, and whose links leave out those that died."""
 
     def __init__(self, sim: Any, **settings: Any):

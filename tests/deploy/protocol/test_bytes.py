@@ -8,7 +8,6 @@ the framing.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +19,11 @@ from typer.testing import CliRunner
 
 from benchmarks.deployment.sample_tree import small_tree
 from stratafl.cli.main import app
-from stratafl.config.schema import Config
 from stratafl.deploy.protocol.messages import Bundle, Reply
 from stratafl.deploy.protocol.node import Aggregator, LeafNode
 from stratafl.deploy.protocol.wire import array_bytes, decode, encode
-from stratafl.deploy.sites.assemble import study_of
+from stratafl.deploy.sites.assemble import reference_simulation
+from stratafl.experiment.experiment import Experiment
 from stratafl.metrics.communication import Communication
 from tests.deploy.trees import Deployed, Handler
 
@@ -52,16 +51,16 @@ def on_the_wire(node: Handler) -> OnTheWire:
     return OnTheWire(node)
 
 
-def accounted(config: Config) -> Communication:
-    return study_of(config).simulation.run().communication
+def accounted(experiment: Experiment) -> Communication:
+    return reference_simulation(experiment).run().communication
 
 
 @pytest.mark.parametrize("method", ["mtgc", "hfedavg", "scaffold"])
 @pytest.mark.parametrize("shape", TREES)
 def test_every_level_and_direction_has_the_simulation_s_bytes(tmp_path: Path, shape: str, method: str) -> None:
-    config = small_tree(tmp_path, shape=shape, periods=TREES[shape], method=method)
-    tree = Deployed(study_of(config).simulation, by_samples=True, wrap=on_the_wire).run()
-    expected = accounted(config)
+    experiment = small_tree(tmp_path, shape=shape, periods=TREES[shape], method=method)
+    tree = Deployed(reference_simulation(experiment), by_samples=True, wrap=on_the_wire).run()
+    expected = accounted(experiment)
     names = tree.job.tree.names
     for level in range(1, tree.job.tree.depth + 1):
         for number, name in enumerate(names[level]):
@@ -74,17 +73,17 @@ def test_every_level_and_direction_has_the_simulation_s_bytes(tmp_path: Path, sh
 def test_of_a_base_with_adapters_only_these_travel(tmp_path: Path) -> None:
     plain = small_tree(tmp_path, hidden=[200])
     lora = {"rank": 2, "alpha": 4, "targets": ["*"]}
-    config = dataclasses.replace(plain, model={**plain.model, "lora": lora})
-    simulation = study_of(config).simulation
+    experiment = plain.replace({"model.lora": lora})
+    simulation = reference_simulation(experiment)
     adapters = 2 * (64 + 200) + 2 * (200 + 10)
     tree = Deployed(simulation, by_samples=True, wrap=on_the_wire).run()
-    expected = accounted(config)
+    expected = accounted(experiment)
     for number, name in enumerate(tree.job.tree.names[2]):
         node, total = tree.nodes[name], expected.node(2, number)
         assert (node.up, node.down) == (total.bytes_up, total.bytes_down), name
         assert node.up == 2 * 2 * 4 * adapters, "two meetings in each of two rounds"
     assert 15 * expected.level(2).bytes_up < accounted(plain).level(2).bytes_up
-    assert torch.equal(tree.model(), study_of(config).simulation.run().models[0][0])
+    assert torch.equal(tree.model(), reference_simulation(experiment).run().models[0][0])
 
 
 def test_a_correction_from_above_and_a_control_variate_are_seen(tmp_path: Path) -> None:
@@ -101,14 +100,14 @@ def test_status_of_a_tree_of_processes_shows_the_simulation_s_bytes(tmp_path: Pa
     pytest.importorskip("flwr")
     from stratafl.deploy.host import this_machine
     from stratafl.deploy.sites import state_file
-    from stratafl.deploy.sites.provision import Topology, provision
+    from stratafl.deploy.sites.provision import DeploymentTopology, provision
     from stratafl.deploy.sites.site import Site
 
-    config, out = small_tree(tmp_path, hidden=[800]), tmp_path / "sites"
+    experiment, out = small_tree(tmp_path, hidden=[800]), tmp_path / "sites"
     (tmp_path / "topology.toml").write_text(f'config = "run.toml"\nbase_port = {27000 + os.getpid() % 100 * 20}\n')
-    provision(Topology.load(tmp_path / "topology.toml"), out)
+    provision(DeploymentTopology.load(tmp_path / "topology.toml"), out)
     this_machine.run(out, print)
-    expected = accounted(config)
+    expected = accounted(experiment)
     shown = CliRunner().invoke(app, ["deploy", "status", "--out", str(out)], env={"COLUMNS": "160"}).output
     for folder in this_machine.sites(out).values():
         site, status = Site.load(folder), state_file.status(folder / "state")

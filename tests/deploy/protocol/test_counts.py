@@ -15,16 +15,16 @@ import pytest
 import torch
 
 from stratafl import Draw, rules
-from stratafl.core.client_update import leaf
 from stratafl.deploy.protocol.bounds import OFFENCES
 from stratafl.deploy.protocol.counts import MOST_SHIFTS
 from stratafl.deploy.protocol.job import Patience
 from stratafl.deploy.protocol.messages import Bundle, Reply, Shift
 from stratafl.deploy.protocol.node import NodeState
 from stratafl.deploy.protocol.wire import decode, encode, receive_bundle, receive_reply
-from tests.deploy.protocol.fallible import Died, Tree
+from tests.deploy.protocol.fallible import Died, FallibleTree
 from tests.deploy.protocol.test_hostile import Lying, reported
 from tests.deploy.trees import PERIODS, TOLERANCE, simulation
+from tests.flat import client_options
 from tests.slow import slow
 
 every_depth = pytest.mark.parametrize("depth", [slow(1), slow(2), 3])
@@ -38,16 +38,16 @@ def everywhere(method: Any, depth: int) -> Any:
     return method if method == "feddyn" else [method] * depth
 
 
-def tree(method: Any, depth: int, undeclared: Any = (), **settings: Any) -> Tree:
+def tree(method: Any, depth: int, undeclared: Any = (), **settings: Any) -> FallibleTree:
     sim = simulation(everywhere(method, depth), depth, rounds=12, batch=None)
-    return Tree(sim, by_samples=True, undeclared=undeclared, **settings)
+    return FallibleTree(sim, by_samples=True, undeclared=undeclared, **settings)
 
 
-def last(tree: Tree) -> str:
+def last(tree: FallibleTree) -> str:
     return tree.job.tree.names[-1][-1]
 
 
-def rounds(tree: Tree, count: int) -> None:
+def rounds(tree: FallibleTree, count: int) -> None:
     for _ in range(count):
         tree.root.one_round()
 
@@ -66,7 +66,7 @@ def test_a_leaf_that_starts_late(is_declared: bool, method: Any, depth: int) -> 
     assert [child.samples for child in late.root.down.now.children] == by_hand(late)
 
 
-def by_hand(tree: Tree) -> list[int]:
+def by_hand(tree: FallibleTree) -> list[int]:
     first = tree.job.tree.ancestors(1)
     return np.bincount(first, weights=tree.counts).astype(int).tolist()
 
@@ -85,7 +85,7 @@ def test_a_late_leaf_ends_where_the_simulation_without_it_ends(method: Any, dept
 
     some = [None] * (depth - 1) + [here]
     sim = simulation([method] * depth, depth, rounds=6, batch=None, participation=some)
-    late = Tree(simulation([method] * depth, depth, rounds=6, batch=None), by_samples=True)
+    late = FallibleTree(simulation([method] * depth, depth, rounds=6, batch=None), by_samples=True)
     late.away = {last(late)}
     late.root.greet()
     rounds(late, late_rounds)
@@ -111,7 +111,7 @@ def test_a_leaf_whose_data_grew_or_shrank(factor: float, method: Any, depth: int
     assert [child.samples for child in grown.root.down.now.children] == by_hand(grown)
 
 
-def grow(tree: Tree, factor: float = 5) -> None:
+def grow(tree: FallibleTree, factor: float = 5) -> None:
     """The last leaf has other data when it is started again."""
     tree.counts[-1] = int(tree.counts[-1] * factor) + 1
     tree.restart(last(tree))
@@ -119,8 +119,8 @@ def grow(tree: Tree, factor: float = 5) -> None:
 
 def test_what_is_learnt_under_new_weights_is_the_mean_less_the_own_gradient() -> None:
     """At once, in the meeting at which the count changes."""
-    sim = simulation("mtgc", 1, rounds=6, batch=None, leaf=leaf(1e-3))
-    grown = Tree(sim, by_samples=True, undeclared=range(3))
+    sim = simulation("mtgc", 1, rounds=6, batch=None, leaf=client_options(1e-3))
+    grown = FallibleTree(sim, by_samples=True, undeclared=range(3))
     grown.root.greet()
     rounds(grown, 1)
     grow(grown)
@@ -272,7 +272,7 @@ def test_who_goes_out_at_a_meeting_of_too_few(method: Any) -> None:
 @pytest.mark.parametrize("saves", range(1, 8))
 @pytest.mark.parametrize("method", ["mtgc", "scaffold"])
 def test_kills_between_every_save(method: str, saves: int, name: str) -> None:
-    def run(kill: bool) -> Tree:
+    def run(kill: bool) -> FallibleTree:
         changing = tree(method, 2, range(6))
         changing.away = {"1/0"}
         changing.root.greet()
@@ -316,7 +316,7 @@ def test_a_shift_meets_the_restarts_in_the_order_in_which_they_were() -> None:
 
     rule = rules.mtgc("keep")._replace(relay=halved)
     sim = simulation([rule, rule], 2, rounds=6, batch=None)
-    halving = Tree(sim, by_samples=True, undeclared=range(6))
+    halving = FallibleTree(sim, by_samples=True, undeclared=range(6))
     halving.root.greet()
     rounds(halving, 1)
     halving.away = {"1/0"}

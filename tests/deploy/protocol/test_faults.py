@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from stratafl import InvalidInput, leaf
+from stratafl import InvalidInput
 from stratafl.deploy.protocol.job import Patience
 from stratafl.deploy.protocol.messages import PROTOCOL, Bundle, Reply
 from stratafl.deploy.protocol.node import NodeState
 from stratafl.deploy.protocol.wire import decode, encode
 from stratafl.deploy.sites import state_file as durable_module
 from stratafl.deploy.sites.state_file import STATE, Durable
-from tests.deploy.protocol.fallible import Tree, undisturbed
+from tests.deploy.protocol.fallible import FallibleTree, undisturbed
 from tests.deploy.trees import normed, simulation
+from tests.flat import client_options
 
 
 @pytest.mark.parametrize(
@@ -26,7 +27,7 @@ from tests.deploy.trees import normed, simulation
 )
 @pytest.mark.parametrize("name", ["0", "0/1", "root"])
 def test_a_restart_between_rounds_changes_nothing(name: str, rules: Any) -> None:
-    tree = Tree(simulation(rules, 2))
+    tree = FallibleTree(simulation(rules, 2))
     tree.root.greet()
     for _ in range(tree.job.rounds):
         tree.root.one_round()
@@ -36,9 +37,9 @@ def test_a_restart_between_rounds_changes_nothing(name: str, rules: Any) -> None
 
 @pytest.mark.parametrize("saves", range(1, 9))
 def test_what_stays_with_a_leaf_outlives_its_death_after_any_save(saves: int) -> None:
-    def tree() -> Tree:
-        chain = leaf(0.05, momentum=0.5, optimiser_state="keep")
-        return Tree(simulation("mtgc", 2, model=normed, keep_at_home="batch_norm", leaf=chain, batch=None))
+    def tree() -> FallibleTree:
+        chain = client_options(0.05, momentum=0.5, optimizer_state="keep")
+        return FallibleTree(simulation("mtgc", 2, model=normed, local_parameters="batch_norm", leaf=chain, batch=None))
 
     dying, whole = tree(), tree()
     left = dying.die("0/1", after=saves)
@@ -54,7 +55,7 @@ def test_what_stays_with_a_leaf_outlives_its_death_after_any_save(saves: int) ->
 @pytest.mark.parametrize("rules", ["mtgc", "scaffold"])
 def test_a_bundle_that_comes_twice_is_trained_once(rules: str) -> None:
     """The parent died after it asked: restarted, it asks again."""
-    tree = Tree(simulation(rules, 2))
+    tree = FallibleTree(simulation(rules, 2))
     tree.root.greet()
     tree.root.one_round()
     root = decode(encode(tree.kept["root"]), NodeState)
@@ -72,7 +73,7 @@ def test_a_bundle_that_comes_twice_is_trained_once(rules: str) -> None:
 @pytest.mark.parametrize("name", ["0", "0/0", "0/0/1"])
 @pytest.mark.parametrize("saves", range(1, 9))
 def test_a_node_that_dies_after_any_save_goes_on_from_there(name: str, saves: int) -> None:
-    tree = Tree(simulation("mtgc", 3))
+    tree = FallibleTree(simulation("mtgc", 3))
     left = tree.die(name, after=saves)
     tree.run()
     assert left == [0]
@@ -81,7 +82,7 @@ def test_a_node_that_dies_after_any_save_goes_on_from_there(name: str, saves: in
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_who_dies_is_left_out_and_corrections_still_sum_to_zero(when: str) -> None:
-    tree = Tree(simulation("mtgc", 2))
+    tree = FallibleTree(simulation("mtgc", 2))
     tree.root.greet()
     tree.root.one_round()
     tree.nodes["1/2"].when = when
@@ -98,7 +99,7 @@ def test_who_dies_is_left_out_and_corrections_still_sum_to_zero(when: str) -> No
 
 def test_an_answer_that_was_missed_is_given_after_the_restart() -> None:
     """A leaf whose report counted dies before it learns so: its correction must still move."""
-    tree = Tree(simulation("mtgc", 1))
+    tree = FallibleTree(simulation("mtgc", 1))
     tree.root.greet()
     tree.root.one_round()
     tree.nodes["2"].when = "before"
@@ -111,7 +112,7 @@ def test_an_answer_that_was_missed_is_given_after_the_restart() -> None:
 
 
 def test_an_aggregator_s_death_costs_its_subtree_the_round() -> None:
-    tree = Tree(simulation("mtgc", 2))
+    tree = FallibleTree(simulation("mtgc", 2))
     tree.root.greet()
     tree.root.one_round()
     tree.nodes["0"].when = "before"
@@ -124,7 +125,7 @@ def test_an_aggregator_s_death_costs_its_subtree_the_round() -> None:
 
 
 def test_fewer_than_the_least_number_of_children_leave_the_model_as_it_was() -> None:
-    tree = Tree(simulation("mtgc", 2), patience=Patience(min_children=2))
+    tree = FallibleTree(simulation("mtgc", 2), patience=Patience(min_children=2))
     tree.root.greet()
     for name in ("1/0", "1/1"):
         tree.nodes[name].when = "before"
@@ -137,7 +138,7 @@ def test_fewer_than_the_least_number_of_children_leave_the_model_as_it_was() -> 
 
 
 def test_an_update_that_is_not_finite_is_refused_and_named() -> None:
-    tree = Tree(simulation("mtgc", 2))
+    tree = FallibleTree(simulation("mtgc", 2))
     tree.root.greet()
     leaf = tree.nodes["1/1"]
     handle = leaf.handle
@@ -158,7 +159,7 @@ def test_an_update_that_is_not_finite_is_refused_and_named() -> None:
 
 
 def test_messages_of_another_run_version_site_or_round_are_refused() -> None:
-    tree = Tree(simulation("mtgc", 2))
+    tree = FallibleTree(simulation("mtgc", 2))
     sent: list[Bundle] = []
     leaf = tree.nodes["0/0"]
     handle = leaf.handle
@@ -178,7 +179,7 @@ def test_messages_of_another_run_version_site_or_round_are_refused() -> None:
 
 
 def test_a_state_on_disk_is_the_state(tmp_path: Path) -> None:
-    tree = Tree(simulation("scaffold", 2))
+    tree = FallibleTree(simulation("scaffold", 2))
     tree.root.greet()
     tree.root.one_round()
     for name, kept in tree.kept.items():
@@ -190,7 +191,7 @@ def test_a_state_on_disk_is_the_state(tmp_path: Path) -> None:
 
 
 def test_a_damaged_or_foreign_state_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tree = Tree(simulation("mtgc", 1))
+    tree = FallibleTree(simulation("mtgc", 1))
     tree.root.greet()
     durable = Durable(tmp_path / "a", "run 1")
     durable.write(tree.kept["root"])

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from stratafl import InvalidInput, leaf
+from stratafl import InvalidInput
 from stratafl.rules.registry import entries
 from tests.deploy.trees import TOLERANCE, Deployed, assert_agrees, normed, simulation
+from tests.flat import client_options
 
 every_depth = pytest.mark.parametrize("depth", [1, 2, 3])
 METHODS: list[Any] = [*(entry.name for entry in entries()), {"name": "mtgc", "restart": "keep"}]
@@ -59,7 +60,7 @@ def test_buffers_dropout_momentum_and_clipping() -> None:
         return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Linear(6, 3))
 
     sim = simulation(
-        "mtgc", 2, batch=None, model=model, leaf=leaf(0.05, momentum=0.5, clip_norm=1.0, weight_decay=0.01)
+        "mtgc", 2, batch=None, model=model, leaf=client_options(0.05, momentum=0.5, clip_norm=1.0, weight_decay=0.01)
     )
     deployed = Deployed(sim).run()
     sim.run()
@@ -72,9 +73,9 @@ def test_buffers_dropout_momentum_and_clipping() -> None:
 @pytest.mark.parametrize("at_home", ["batch_norm", ["2", "1.running_mean"]], ids=str)
 def test_what_stays_with_the_leaves(at_home: Any, method: str, depth: int) -> None:
     """It is sent to nobody, and is the simulation's to the bit."""
-    rules, chain = ["average"] * (depth - 1) + [method], leaf(0.05, momentum=0.5, optimiser_state="keep")
+    rules, chain = ["average"] * (depth - 1) + [method], client_options(0.05, momentum=0.5, optimizer_state="keep")
     some = {"batch": None, "participation": [0.6] * depth}
-    sim = simulation(rules, depth, model=normed, keep_at_home=at_home, leaf=chain, **some)
+    sim = simulation(rules, depth, model=normed, local_parameters=at_home, leaf=chain, **some)
     deployed = Deployed(sim, by_samples=True).run()
     sim.run()
     assert_agrees(deployed, sim)

@@ -12,19 +12,20 @@ from typing import Any
 import pytest
 import torch
 
-from stratafl import InvalidInput, leaf
+from stratafl import InvalidInput
 from stratafl.deploy.protocol.bounds import check_reply
 from stratafl.deploy.protocol.job import Patience
 from stratafl.deploy.protocol.messages import PROTOCOL, Begin, Bundle, Reply
 from stratafl.deploy.protocol.node import NodeState
 from stratafl.deploy.sites.state_file import Durable
-from tests.deploy.protocol.fallible import Died, Tree, undisturbed
+from tests.deploy.protocol.fallible import Died, FallibleTree, undisturbed
 from tests.deploy.trees import normed, simulation
+from tests.flat import client_options
 
 
 def test_a_kept_reply_of_an_older_protocol_is_repeated_in_this() -> None:
     """A parent would refuse it as a stranger's, and without a deadline wait for ever."""
-    tree = Tree(simulation("mtgc", 2))
+    tree = FallibleTree(simulation("mtgc", 2))
     tree.root.greet()
     tree.root.one_round()
     kept = tree.kept["0/0"]
@@ -49,7 +50,7 @@ def full_disk() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-class OnDisk(Tree):
+class OnDisk(FallibleTree):
     """A tree with one site on a real disk, which is full at some of its saves."""
 
     def __init__(self, folder: Path, name: str, full: set[int], crash: bool = False, **settings: Any):
@@ -132,7 +133,7 @@ def test_the_root_s_round_is_not_over_before_it_is_saved(tmp_path: Path) -> None
 
 def test_a_site_whose_disk_stays_full_is_named_and_takes_part_again(tmp_path: Path) -> None:
     full = OnDisk(tmp_path, "1/2", {4, 5}, patience=Patience(deadline=9.0))
-    dead = Tree(simulation("mtgc", 2))
+    dead = FallibleTree(simulation("mtgc", 2))
     told = []
     for tree in (full, dead):
         tree.root.greet()
@@ -153,7 +154,7 @@ def test_a_site_whose_disk_stays_full_is_named_and_takes_part_again(tmp_path: Pa
 @pytest.mark.parametrize("older", [False, True])
 def test_a_leaf_that_lost_its_state_begins_anew_at_once(depth: int, rules: str, older: bool) -> None:
     """Under no deadline, too; and where its state is an older one, as from a backup."""
-    tree = Tree(simulation(rules, depth))
+    tree = FallibleTree(simulation(rules, depth))
     name, sibling = (tree.job.tree.names[depth][number] for number in (0, 1))
     tree.root.greet()
     tree.root.one_round()
@@ -173,7 +174,7 @@ def test_a_leaf_that_lost_its_state_begins_anew_at_once(depth: int, rules: str, 
     assert torch.isfinite(tree.model()).all()
 
 
-def lose_state_after(tree: Tree, name: str, saves: int) -> None:
+def lose_state_after(tree: FallibleTree, name: str, saves: int) -> None:
     """The site dies after so many more saves, once, and its disk with it."""
     node, left = tree.nodes[name].node, [saves]
     save = node._save
@@ -190,7 +191,7 @@ def lose_state_after(tree: Tree, name: str, saves: int) -> None:
 
 @pytest.mark.parametrize("saves", range(4))
 def test_a_leaf_that_lost_its_state_within_a_round_gets_the_corrections_from_above(saves: int) -> None:
-    tree = Tree(simulation("mtgc", 2))
+    tree = FallibleTree(simulation("mtgc", 2))
     tree.root.greet()
     tree.root.one_round()
     lose_state_after(tree, "0/1", saves)
@@ -205,7 +206,7 @@ def test_a_leaf_that_lost_its_state_within_a_round_gets_the_corrections_from_abo
 @pytest.mark.parametrize("saves", range(3))
 def test_an_aggregator_that_lost_its_state_begins_anew_with_the_next_round(name: str, saves: int) -> None:
     """Wherever in its round it was: what its children have done of it is not asked for again."""
-    tree = Tree(simulation("mtgc", 3))
+    tree = FallibleTree(simulation("mtgc", 3))
     tree.root.greet()
     tree.root.one_round()
     lose_state_after(tree, name, saves)
@@ -218,8 +219,8 @@ def test_an_aggregator_that_lost_its_state_begins_anew_with_the_next_round(name:
 @pytest.mark.parametrize("older", [False, True])
 def test_of_an_older_state_a_leaf_keeps_what_only_it_has(older: bool) -> None:
     """The parameters that never leave it; its correction goes."""
-    chain = leaf(0.05, momentum=0.5, optimiser_state="keep")
-    tree = Tree(simulation("mtgc", 2, model=normed, keep_at_home="batch_norm", leaf=chain, batch=None))
+    chain = client_options(0.05, momentum=0.5, optimizer_state="keep")
+    tree = FallibleTree(simulation("mtgc", 2, model=normed, local_parameters="batch_norm", leaf=chain, batch=None))
     tree.root.greet()
     tree.root.one_round()
     backup = tree.kept["0/0"].above

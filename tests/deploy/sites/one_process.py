@@ -14,15 +14,17 @@ from typing import Any
 import numpy as np
 from safetensors.torch import load_file
 
-from stratafl.config.schema import Config
 from stratafl.deploy.flower import inbox, process
 from stratafl.deploy.flower.process import GridLink
 from stratafl.deploy.protocol.node import Aggregator, LeafNode, NodeState
-from stratafl.deploy.sites.assemble import Assembled, study_of
-from stratafl.deploy.sites.provision import Topology, flower_key, provision
+from stratafl.deploy.sites.assemble import Assembled, reference_simulation
+from stratafl.deploy.sites.provision import DeploymentTopology, flower_key, provision
+from stratafl.experiment.experiment import Experiment
 from tests.deploy.balance import assert_balanced
 
 CONFIG = """
+rounds = 4
+{options}
 [tree]
 shape = "{shape}"
 weights = "samples"
@@ -31,12 +33,9 @@ name = "mlp"
 hidden = [{hidden}]
 [schedule]
 periods = {periods}
-[leaf]
+[client]
 lr = 0.3
-batch = 20
-[run]
-rounds = 4
-{run}
+batch_size = 20
 """
 
 
@@ -77,23 +76,27 @@ class Grid:
     def hurry(self, until: float) -> None: ...
 
 
-class Tree:
+class OneProcess:
     """A tree's sites, as they are on disk."""
 
-    def __init__(self, folder: Path, shape: str = "3", periods: Sequence[int] = (3,), run: str = "", hidden: int = 6):
-        (folder / "run.toml").write_text(CONFIG.format(shape=shape, periods=list(periods), run=run, hidden=hidden))
+    def __init__(
+        self, folder: Path, shape: str = "3", periods: Sequence[int] = (3,), options: str = "", hidden: int = 6
+    ):
+        config = CONFIG.format(shape=shape, periods=list(periods), options=options, hidden=hidden)
+        (folder / "run.toml").write_text(config)
         (folder / "topology.toml").write_text('config = "run.toml"\n')
-        self.config = Config.load(folder / "run.toml")
-        self.folders = provision(Topology.load(folder / "topology.toml"), folder / "sites")
+        self.experiment = Experiment.from_toml(folder / "run.toml")
+        self.folders = provision(DeploymentTopology.load(folder / "topology.toml"), folder / "sites")
         self.opened: list[Assembled] = []
 
     @staticmethod
-    def begun(folder: Path) -> Tree:
+    def begun(folder: Path) -> OneProcess:
         """A run of which two of four rounds are done, as the first version of stratafl with a
         deployment left it."""
-        tree, stored = Tree(folder, "2x2", [2, 2], hidden=2), Path(__file__).parent / "first_format"
+        tree, stored = OneProcess(folder, "2x2", [2, 2], hidden=2), Path(__file__).parent / "first_format"
         for site in tree.folders.values():
             shutil.copytree(stored / site.name, site / "state")
+            shutil.copyfile(stored / "config.toml", site / "config.toml")
             (site / "state" / "site.json").replace(site / "site.json")
             for name in ("topology.json", "rounds.jsonl"):
                 if (site / "state" / name).exists():
@@ -148,11 +151,11 @@ class Tree:
 
     def difference(self, without: int | None = None) -> float:
         """From the simulation's, in which a leaf may have nothing to say."""
-        made = study_of(self.config)
+        made = reference_simulation(self.experiment)
         if without is not None:
             mask = np.arange(3) != without
-            edges = made.simulation.federation.edges
+            edges = made.federation.edges
             edges[1] = replace(edges[1], participation=lambda draw: mask)
-        wanted = made.simulation.run().module.state_dict()
+        wanted = made.run().module.state_dict()
         found = load_file(self.folders["root"] / "model.safetensors")
         return max(float((found[name] - value).abs().max()) for name, value in wanted.items())

@@ -14,11 +14,12 @@ pytest.importorskip("flwr")
 
 from stratafl import InvalidInput
 from stratafl.deploy.sites.assemble import Assembled
-from stratafl.deploy.sites.provision import Topology, provision
+from stratafl.deploy.sites.provision import DeploymentTopology, provision
 from stratafl.deploy.sites.site import Site
 from stratafl.deploy.sites.user_files import import_from
 
 CONFIG = """
+rounds = 2
 [tree]
 shape = "2x2"
 [model]
@@ -28,8 +29,6 @@ hidden = [16]
 lora = {{ rank = 2, alpha = 4, targets = ["*"] }}
 [schedule]
 periods = [2, 2]
-[run]
-rounds = 2
 """
 
 
@@ -42,7 +41,7 @@ def forget() -> Iterator[None]:
 def sites(folder: Path, base: str = "") -> dict[str, Path]:
     (folder / "run.toml").write_text(CONFIG.format(base=base))
     (folder / "topology.toml").write_text('config = "run.toml"\n')
-    return provision(Topology.load(folder / "topology.toml"), folder / "sites")
+    return provision(DeploymentTopology.load(folder / "topology.toml"), folder / "sites")
 
 
 def test_a_site_has_the_base_and_is_told_of_adapters_alone(tmp_path: Path) -> None:

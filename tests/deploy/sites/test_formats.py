@@ -20,16 +20,17 @@ from stratafl.deploy.news.entries import Entry
 from stratafl.deploy.protocol import wire
 from stratafl.deploy.protocol.messages import Reply
 from stratafl.deploy.protocol.node import NodeState
-from stratafl.deploy.sites.provision import Topology, check_made_from
+from stratafl.deploy.sites.provision import DeploymentTopology, check_made_from
 from stratafl.deploy.sites.site import TOPOLOGY, Site
 from stratafl.deploy.sites.state_file import DIGEST, STATE, Damaged, Durable, stored
-from tests.deploy.sites.one_process import Tree
+from tests.deploy.sites.one_process import OneProcess
 
 pytestmark = pytest.mark.usefixtures("in_a_task")
 
 
 def test_a_run_that_the_first_version_began_ends_where_the_simulation_does(tmp_path: Path) -> None:
-    tree = Tree.begun(tmp_path)
+    tree = OneProcess.begun(tmp_path)
+    check_made_from(tree.folders["root"], DeploymentTopology.load(tmp_path / "topology.toml"))
     before = tree.rounds
     tree.run()
     assert [line["round"] for line in before] == [1, 2]
@@ -45,7 +46,7 @@ def changed(path: Path, **fields: Any) -> None:
 
 
 def test_a_site_of_another_version_is_read(tmp_path: Path) -> None:
-    folder = Tree(tmp_path).folders["1"]
+    folder = OneProcess(tmp_path).folders["1"]
     site = Site.load(folder)
     assert files.read_json(folder / "site.json")["format"] == 1
     changed(folder / "site.json", format=None, frozen=None, zone="eu")
@@ -57,7 +58,7 @@ def test_a_site_of_another_version_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [2, "1", True])
 def test_a_site_of_another_format_is_refused(tmp_path: Path, number: object) -> None:
-    folder = Tree(tmp_path).folders["1"]
+    folder = OneProcess(tmp_path).folders["1"]
     changed(folder / "site.json", format=number)
     with pytest.raises(InvalidInput, match=f"format {number!r}, and this version of stratafl reads 1"):
         Site.load(folder)
@@ -98,20 +99,22 @@ def test_messages_go_by_their_protocol_alone(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_topology_of_another_version_is_gone_on_with(tmp_path: Path) -> None:
-    tree = Tree(tmp_path)
-    planned, root = Topology.load(tmp_path / "topology.toml"), tree.folders["root"]
+    tree = OneProcess(tmp_path)
+    planned, root = DeploymentTopology.load(tmp_path / "topology.toml"), tree.folders["root"]
     assert files.read_json(root / TOPOLOGY)["format"] == 1
     config = files.read_json(root / TOPOLOGY)["config"]
-    del config["samples"], config["config"]["run"]["update_factor"]
+    del config["samples"], config["config"]["aggregation"]["update_factor"]
     config |= {"regions": ["eu"]}
-    config["config"]["run"]["novel"] = 3
+    config["config"]["client"]["novel"] = 3
     config["config"]["novel"] = {"a": 1}
     changed(root / TOPOLOGY, format=None, config=config)
     check_made_from(root, planned)
-    config["config"]["leaf"]["lr"] = 0.2
-    config["config"]["model"]["bias"] = True
+    config["config"]["client"]["lr"] = 0.2
+    config["config"]["model"]["params"]["bias"] = True
     changed(root / TOPOLOGY, config=config)
-    with pytest.raises(InvalidInput, match=r"leaf.lr was 0.2 and is 0.3; config.model.bias was true and is null"):
+    with pytest.raises(
+        InvalidInput, match=r"client.lr was 0.2 and is 0.3; config.model.params.bias was true and is null"
+    ):
         check_made_from(root, planned)
     changed(root / TOPOLOGY, format=2)
     with pytest.raises(InvalidInput, match="format 2"):
@@ -120,7 +123,7 @@ def test_a_topology_of_another_version_is_gone_on_with(tmp_path: Path) -> None:
 
 def test_rounds_that_a_later_version_recorded_are_kept(tmp_path: Path) -> None:
     """In the record, and in the root's state, which has the last one."""
-    tree = Tree.begun(tmp_path)
+    tree = OneProcess.begun(tmp_path)
     root = tree.folders["root"]
     before = tree.rounds
     (root / "rounds.jsonl").write_text("".join(json.dumps({**line, "novel": 1}) + "\n" for line in before))

@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("flwr")
 
 from stratafl import InvalidInput
-from stratafl.deploy.sites.assemble import Assembled, study_of
-from stratafl.deploy.sites.provision import Topology, provision
-from tests.deploy.sites.one_process import Tree
+from stratafl.deploy.sites.assemble import Assembled, reference_simulation
+from stratafl.deploy.sites.provision import DeploymentTopology, provision
+from tests.deploy.sites.one_process import OneProcess
 
 pytestmark = pytest.mark.usefixtures("in_a_task")
 
@@ -30,9 +30,9 @@ def sure(outputs, targets):
     return outputs.softmax(dim=1).amax(dim=1).mean()
 """
 OBJECTIVE = """
-stop_when = "f1 >= 0.4"
-[objective]
 loss = "mine.py:smooth"
+[evaluation]
+stop_when = "f1 >= 0.4"
 metrics = { f1 = "f1", sure = { name = "mine.py:sure", better = "lower" } }
 """
 
@@ -42,11 +42,11 @@ def test_loss_metrics_and_stopping_are_the_simulation_s(tmp_path: Path, monkeypa
     (tmp_path / "beside.py").write_text("BY = 0.4\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    tree = Tree(tmp_path, "2x2", [2, 5], run=OBJECTIVE)
+    tree = OneProcess(tmp_path, "2x2", [2, 5], options=OBJECTIVE)
     for folder in tree.folders.values():
         assert {path.name for path in (folder / "code").iterdir()} >= {"mine.py", "beside.py"}
     tree.run()
-    history = study_of(tree.config).simulation.run().history
+    history = reference_simulation(tree.experiment).run().history
     assert [line["round"] for line in tree.rounds] == [result.round for result in history]
     assert len(history) < 4, "the run ends early"
     for line, result in zip(tree.rounds, history, strict=True):
@@ -62,10 +62,10 @@ def test_a_site_has_its_own_copy_of_a_loss(tmp_path: Path, monkeypatch: pytest.M
     (study / "mine.py").write_text(OWN)
     (study / "beside.py").write_text("BY = 0.4\n")
     (study / "run.toml").write_text(
-        '[tree]\nshape = "2"\n[schedule]\nperiods = [2]\n[objective]\nloss = { name = "mine.py:smooth", by = 0.3 }\n'
+        'loss = { name = "mine.py:smooth", by = 0.3 }\n[tree]\nshape = "2"\n[schedule]\nperiods = [2]\n'
     )
     (study / "topology.toml").write_text('config = "run.toml"\n')
-    folders = provision(Topology.load(study / "topology.toml"), tmp_path / "sites")
+    folders = provision(DeploymentTopology.load(study / "topology.toml"), tmp_path / "sites")
     for path in study.iterdir():
         path.rename(tmp_path / f"gone-{path.name}")
     monkeypatch.chdir("/")
@@ -76,18 +76,18 @@ def test_a_site_has_its_own_copy_of_a_loss(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("section", "said"),
+    ("options", "said"),
     [
-        ('[data]\ntest_partition = "like_train"', r"data\.test_partition = 'like_train': only the root"),
-        ('[objective]\nloss = "mean"', "loss = 'mean': unknown"),
-        ('[objective]\nmetrics = ["auc"]', r"metrics\[0\] = 'auc': unknown"),
-        ('[objective]\nloss = "nowhere.py:loss"', "no such Python file"),
-        ("[run]\nstop_when = { auc = 0.9 }", "'auc' is not measured"),
+        ('data.test_partition = "like_train"', r"data\.test_partition = 'like_train': only the root"),
+        ('loss = "mean"', "loss = 'mean': unknown"),
+        ('evaluation.metrics = ["auc"]', r"metrics\[0\] = 'auc': unknown"),
+        ('loss = "nowhere.py:loss"', "no such Python file"),
+        ("evaluation.stop_when = { auc = 0.9 }", "'auc' is not measured"),
     ],
 )
-def test_what_cannot_be_deployed_is_refused_before_anything_is_made(tmp_path: Path, section: str, said: str) -> None:
-    (tmp_path / "run.toml").write_text(f'[tree]\nshape = "2"\n[schedule]\nperiods = [2]\n{section}\n')
+def test_what_cannot_be_deployed_is_refused_before_anything_is_made(tmp_path: Path, options: str, said: str) -> None:
+    (tmp_path / "run.toml").write_text(f'{options}\n[tree]\nshape = "2"\n[schedule]\nperiods = [2]\n')
     (tmp_path / "topology.toml").write_text('config = "run.toml"\n')
     with pytest.raises(InvalidInput, match=said):
-        provision(Topology.load(tmp_path / "topology.toml"), tmp_path / "sites")
+        provision(DeploymentTopology.load(tmp_path / "topology.toml"), tmp_path / "sites")
     assert not (tmp_path / "sites").exists()

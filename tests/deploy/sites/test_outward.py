@@ -37,7 +37,7 @@ from stratafl.deploy.protocol.messages import Begin, Bundle, Parcel, Reply, Repo
 from stratafl.deploy.protocol.node import NodeState
 from stratafl.deploy.protocol.wire import encode
 from stratafl.deploy.sites.assemble import Assembled
-from stratafl.deploy.sites.provision import Topology, provision
+from stratafl.deploy.sites.provision import DeploymentTopology, provision
 from stratafl.deploy.sites.site import Site, slug
 from stratafl.deploy.sites.state_file import Durable
 from stratafl.deploy.sites.user_files import import_from
@@ -117,21 +117,19 @@ def leaky():
     return plain._replace(up=up, merge=merge)
 """
 CONFIG = """
+rounds = 1
+plugins = ["own.py"]
+loss = "own.py:loss"
 [tree]
 shape = "1x1"
 [model]
 name = "own.py:Net"
 [method]
 name = "leaky"
-[objective]
-loss = "own.py:loss"
 [schedule]
 periods = [1, 1]
-[leaf]
-batch = 20
-[run]
-rounds = 1
-plugins = ["own.py"]
+[client]
+batch_size = 20
 """
 LOADER = """
 import numpy
@@ -152,7 +150,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in texts.items():
         (folder / name).write_text(text)
     (folder / "topology.toml").write_text(f'config = "run.toml"\n[data]\n"0/0" = "{folder / "loader.py"}"\n')
-    provision(Topology.load(folder / "topology.toml"), folder / "sites")
+    provision(DeploymentTopology.load(folder / "topology.toml"), folder / "sites")
     return folder / "sites"
 
 
@@ -355,7 +353,7 @@ def test_sites_that_share_are_named_or_all(tmp_path: Path) -> None:
 
     def shared(given: str) -> list[str]:
         (tmp_path / "topology.toml").write_text(f'config = "run.toml"\n{given}\n')
-        topology = Topology.load(tmp_path / "topology.toml")
+        topology = DeploymentTopology.load(tmp_path / "topology.toml")
         assert ("share_errors" in topology.as_dict()) == bool(topology.share_errors)
         return list(topology.share_errors)
 
@@ -365,5 +363,5 @@ def test_sites_that_share_are_named_or_all(tmp_path: Path) -> None:
         with pytest.raises(InvalidInput, match=r"topology\.share_errors"):
             shared(f"share_errors = {wrong}")
     assert shared('share_errors = ["1"]')
-    folders = provision(Topology.load(tmp_path / "topology.toml"), tmp_path / "sites")
+    folders = provision(DeploymentTopology.load(tmp_path / "topology.toml"), tmp_path / "sites")
     assert [json.loads((each / "site.json").read_text())["share_errors"] for each in folders.values()] == [0, 0, 1]

@@ -13,12 +13,12 @@ import torch
 pytest.importorskip("flwr")
 
 from stratafl import InvalidInput
-from stratafl.config.schema import Config
-from stratafl.config.setup import part_of
 from stratafl.deploy.protocol.messages import Begin, Bundle, Parcel
 from stratafl.deploy.sites.assemble import Assembled
-from stratafl.deploy.sites.provision import Topology, provision
+from stratafl.deploy.sites.provision import DeploymentTopology, provision
 from stratafl.deploy.sites.site import Site
+from stratafl.experiment.experiment import Experiment
+from stratafl.simulation.deployed import part_of
 
 CONFIG = """
 [tree]
@@ -29,20 +29,20 @@ name = "mlp"
 hidden = [4]
 [schedule]
 periods = [3]
-[leaf]
-batch = 20
+[client]
+batch_size = 20
 """
 
 
 def sites(folder: Path, data: str) -> dict[str, Path]:
     (folder / "run.toml").write_text(CONFIG)
     (folder / "topology.toml").write_text(f'config = "run.toml"\n[data]\n0 = "{data}"\n')
-    return provision(Topology.load(folder / "topology.toml"), folder / "sites")
+    return provision(DeploymentTopology.load(folder / "topology.toml"), folder / "sites")
 
 
-def part(config: Config, leaf: int) -> tuple[np.ndarray, np.ndarray]:
+def part(experiment: Experiment, leaf: int) -> tuple[np.ndarray, np.ndarray]:
     """What the simulation gives to a leaf."""
-    (x, y), _ = part_of(config, leaf)
+    (x, y), _ = part_of(experiment, leaf)
     return x.numpy(), y.numpy()
 
 
@@ -81,16 +81,16 @@ def write_loader(path: Path, x: np.ndarray, y: np.ndarray) -> str:
 @pytest.mark.parametrize("write", [write_npz, write_folder, write_loader])
 def test_its_own_copy_of_its_part_trains_as_its_part_does(tmp_path: Path, write: Any) -> None:
     (tmp_path / "run.toml").write_text(CONFIG)
-    config = Config.load(tmp_path / "run.toml")
+    experiment = Experiment.from_toml(tmp_path / "run.toml")
     own = tmp_path / "own"
     own.mkdir()
-    x, y = part(config, 0)
+    x, y = part(experiment, 0)
     folders = sites(tmp_path, write(own, x, y))
     plain = tmp_path / "plain"
     plain.mkdir()
     (plain / "run.toml").write_text(CONFIG)
     (plain / "topology.toml").write_text('config = "run.toml"\n')
-    simulated = provision(Topology.load(plain / "topology.toml"), plain / "sites")
+    simulated = provision(DeploymentTopology.load(plain / "topology.toml"), plain / "sites")
     found, wanted = trained(folders["0"]), trained(simulated["0"])
     assert found[0] == wanted[0] == len(y)
     assert torch.equal(found[1], wanted[1])
@@ -98,7 +98,7 @@ def test_its_own_copy_of_its_part_trains_as_its_part_does(tmp_path: Path, write:
 
 def test_it_says_how_many_samples_it_has(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(CONFIG)
-    x, y = part(Config.load(tmp_path / "run.toml"), 0)
+    x, y = part(Experiment.from_toml(tmp_path / "run.toml"), 0)
     samples, _ = trained(sites(tmp_path, write_npz(tmp_path, x[:70], y[:70]))["0"])
     assert samples == 70
 
@@ -140,12 +140,12 @@ def test_samples_are_those_that_were_declared(tmp_path: Path) -> None:
     """By the config's data set, or by the topology; a leaf that has others does not start, or is
     refused."""
     (tmp_path / "run.toml").write_text(CONFIG)
-    x, y = part(Config.load(tmp_path / "run.toml"), 0)
+    x, y = part(Experiment.from_toml(tmp_path / "run.toml"), 0)
     data = write_npz(tmp_path, x, y)
     given = f'config = "run.toml"\n[data]\n0 = "{data}"\n'
     (tmp_path / "topology.toml").write_text(f"{given}[samples]\n0 = {len(y)}\n")
-    folders = provision(Topology.load(tmp_path / "topology.toml"), tmp_path / "sites")
-    others = len(part(Config.load(tmp_path / "run.toml"), 1)[1])
+    folders = provision(DeploymentTopology.load(tmp_path / "topology.toml"), tmp_path / "sites")
+    others = len(part(Experiment.from_toml(tmp_path / "run.toml"), 1)[1])
     assert Site.load(folders["root"]).samples == [len(y), others]
     assert Site.load(folders["1"]).samples == [others]
     assert trained(folders["0"])[0] == len(y)
@@ -155,4 +155,4 @@ def test_samples_are_those_that_were_declared(tmp_path: Path) -> None:
     for wrong in ("0 = 0", "0 = 1.5", "0 = 10000000000", "1 = 5", "root = 5"):
         (tmp_path / "topology.toml").write_text(f"{given}[samples]\n{wrong}\n")
         with pytest.raises(InvalidInput, match=r"topology\.samples"):
-            Topology.load(tmp_path / "topology.toml")
+            DeploymentTopology.load(tmp_path / "topology.toml")

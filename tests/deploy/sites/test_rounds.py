@@ -21,25 +21,26 @@ from safetensors.torch import load_file
 from stratafl.base import files
 from stratafl.base.errors import InvalidInput
 from stratafl.cli.main import main
-from stratafl.config.schema import Config
-from stratafl.config.setup import part_of, root_of
 from stratafl.deploy.flower import process
 from stratafl.deploy.host import this_machine
 from stratafl.deploy.host.processes import Forked
 from stratafl.deploy.sites import assemble
-from stratafl.deploy.sites.assemble import Assembled, study_of
-from stratafl.deploy.sites.provision import Topology, provision
+from stratafl.deploy.sites.assemble import Assembled, reference_simulation
+from stratafl.deploy.sites.provision import DeploymentTopology, provision
 from stratafl.deploy.sites.rounds import RootRun, read_lines
 from stratafl.deploy.sites.site import Site
+from stratafl.experiment.experiment import Experiment
 from stratafl.metrics.records import RoundResult
 from stratafl.report.page_data import page_data
 from stratafl.runs import checkpoint, format, read_run
 from stratafl.runs.launch import Launch
 from stratafl.simulation.callbacks import to_scalars
+from stratafl.simulation.deployed import part_of, root_of
 from tests.deploy.trees import MemoryLink
 
 ROUNDS = 2
 CONFIG = f"""
+rounds = {ROUNDS}
 [tree]
 shape = "2"
 [model]
@@ -47,8 +48,6 @@ name = "mlp"
 hidden = [2]
 [schedule]
 periods = [1]
-[run]
-rounds = {ROUNDS}
 """
 
 
@@ -131,13 +130,13 @@ def test_a_root_killed_at_any_call_to_the_system_leaves_every_round_once(
 ) -> None:
     (tmp_path / "run.toml").write_text(CONFIG)
     (tmp_path / "topology.toml").write_text('config = "run.toml"\n')
-    made = provision(Topology.load(tmp_path / "topology.toml"), tmp_path / "sites")
-    wanted = study_of(Config.load(tmp_path / "run.toml")).simulation.run().module.state_dict()
-    config = Config.load(tmp_path / "run.toml")
-    root, parts = root_of(config), [part_of(config, leaf) for leaf in range(2)]
+    made = provision(DeploymentTopology.load(tmp_path / "topology.toml"), tmp_path / "sites")
+    wanted = reference_simulation(Experiment.from_toml(tmp_path / "run.toml")).run().module.state_dict()
+    experiment = Experiment.from_toml(tmp_path / "run.toml")
+    root, parts = root_of(experiment), [part_of(experiment, leaf) for leaf in range(2)]
     # each process begins as a copy that has them
-    monkeypatch.setattr(process, "root_of", lambda config: root)
-    monkeypatch.setattr(assemble, "part_of", lambda config, leaf: parts[leaf])
+    monkeypatch.setattr(process, "root_of", lambda experiment: root)
+    monkeypatch.setattr(assemble, "part_of", lambda experiment, leaf: parts[leaf])
     log, at, code = tmp_path / "log", 0, -signal.SIGKILL
     while code == -signal.SIGKILL:
         at += 1
@@ -159,7 +158,7 @@ def test_a_root_killed_at_any_call_to_the_system_leaves_every_round_once(
 def folders(tmp_path: Path) -> dict[str, Path]:
     (tmp_path / "run.toml").write_text(CONFIG)
     (tmp_path / "topology.toml").write_text('config = "run.toml"\n')
-    return provision(Topology.load(tmp_path / "topology.toml"), tmp_path / "sites")
+    return provision(DeploymentTopology.load(tmp_path / "topology.toml"), tmp_path / "sites")
 
 
 def told(round: int, **more: Any) -> str:
@@ -168,8 +167,8 @@ def told(round: int, **more: Any) -> str:
 
 
 def opened(root: Path, last: str) -> RootRun:
-    config = Config.load(root / "config.toml")
-    return RootRun(root, Site.load(root), config, root_of(config), last)
+    experiment = Experiment.from_toml(root / "config.toml")
+    return RootRun(root, Site.load(root), experiment, root_of(experiment), last)
 
 
 def rounds_of(root: Path) -> list[int]:
@@ -197,11 +196,11 @@ def test_a_deployment_is_listed_and_reported_like_a_simulation(
     lead(folders)
     root = folders["root"]
     run = read_run(root)
-    config = Config.load(root / "config.toml")
-    simulated = study_of(config)
-    history = simulated.simulation.run().history
+    experiment = Experiment.from_toml(root / "config.toml")
+    simulated = reference_simulation(experiment)
+    history = simulated.run().history
     assert (run.status, run.name, run.id) == ("done", "sites", Site.load(root).job)
-    assert (run.engine, run.precision, run.config) == ("loop", "fp32", json.loads(json.dumps(config.as_dict())))
+    assert (run.engine, run.precision, run.config) == ("loop", "fp32", json.loads(json.dumps(experiment.to_table())))
     for mine, theirs in zip(run.rounds, history, strict=True):
         assert set(mine) == {*vars(theirs), "absent"}
         assert all(mine[key] == getattr(theirs, key) for key in ("round", "steps", "lr", "nodes", "renewed"))
@@ -209,13 +208,13 @@ def test_a_deployment_is_listed_and_reported_like_a_simulation(
         assert 0 < mine["bytes_per_client"] <= theirs.bytes_per_client
         assert mine["metrics"] == pytest.approx(theirs.metrics, abs=1e-5) and mine["absent"] == mine["refused"] == []
     assert run.summary is not None
-    communication = simulated.simulation.result().communication
+    communication = simulated.result().communication
     assert run.summary["communication"] == [{"level": 1, **vars(communication.level(1))}]
     assert run.summary["bytes_per_client"] == communication.bytes_per_client
     samples = [len(part) for part in simulated.data.clients]
     assert run.tree["levels"][1]["samples"] == samples
-    assert simulated.simulation.workload is not None
-    assert run.workload == json.loads(json.dumps(simulated.simulation.workload.to_plain()))
+    assert simulated.workload is not None
+    assert run.workload == json.loads(json.dumps(simulated.workload.to_plain()))
     monkeypatch.setattr(sys, "argv", ["stratafl", "runs", str(root.parent), "--json"])
     with pytest.raises(SystemExit):
         main()
@@ -237,16 +236,16 @@ OWN_DATA = '[data]\n0 = "/srv/own.npz"\n'
 )
 def test_passes_over_a_client_s_data_are_recorded_as_steps(topology: str, steps: list[int], tmp_path: Path) -> None:
     """As a simulation records them, unless a leaf's samples were not declared."""
-    config = CONFIG.replace("periods = [1]", "periods = []\n[leaf]\nepochs = 3\nbatch = 20")
+    config = CONFIG.replace("periods = [1]", 'periods = [3]\nunit = "epochs"\n[client]\nbatch_size = 20')
     (tmp_path / "run.toml").write_text(config)
     (tmp_path / "topology.toml").write_text(f'config = "run.toml"\n{topology}')
-    made = provision(Topology.load(tmp_path / "topology.toml"), tmp_path / "sites")
+    made = provision(DeploymentTopology.load(tmp_path / "topology.toml"), tmp_path / "sites")
     run = opened(made["root"], "")
     assert [run.steps(rounds) for rounds in (1, 2)] == steps
     run.close()
     if not topology:
         lead(made)
-        history = study_of(Config.load(tmp_path / "run.toml")).simulation.run().history
+        history = reference_simulation(Experiment.from_toml(tmp_path / "run.toml")).run().history
         assert [record["steps"] for record in read_run(made["root"]).rounds] == [record.steps for record in history]
 
 
@@ -287,7 +286,7 @@ def test_a_root_that_is_started_again_goes_on_in_its_folder(folders: dict[str, P
 def test_labels_of_a_leaf_with_data_of_its_own_are_nobody_else_s(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(CONFIG)
     (tmp_path / "topology.toml").write_text('config = "run.toml"\n[data]\n0 = "/srv/own.npz"\n')
-    root = provision(Topology.load(tmp_path / "topology.toml"), tmp_path / "sites")["root"]
+    root = provision(DeploymentTopology.load(tmp_path / "topology.toml"), tmp_path / "sites")["root"]
     opened(root, "").close()
     own, other = read_run(root).tree["levels"][1]["labels"]
     assert sum(own) == 0 and sum(other) > 0

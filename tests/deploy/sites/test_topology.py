@@ -17,22 +17,22 @@ from stratafl import InvalidInput
 from stratafl.base import files
 from stratafl.deploy.sites import provision as provision_module
 from stratafl.deploy.sites.address import bound, is_loopback, parted
-from stratafl.deploy.sites.provision import Topology, check_made_from, provision
+from stratafl.deploy.sites.provision import DeploymentTopology, check_made_from, provision
 from stratafl.deploy.sites.site import Site, slug
 
 SMALL = "[model]\nname = 'mlp'\nhidden = [4]\n"
 
 
-def written(folder: Path, text: str = "", shape: str = '"2x2"', periods: Any = (3, 10), run: str = "") -> Path:
+def written(folder: Path, text: str = "", shape: str = '"2x2"', periods: Any = (3, 10), options: str = "") -> Path:
     folder.mkdir(exist_ok=True)
-    config = f"[tree]\nshape = {shape}\n{SMALL}[schedule]\nperiods = {list(periods)}\n[run]\n{run}\n"
+    config = f"{options}\nschedule.periods = {list(periods)}\n[tree]\nshape = {shape}\n{SMALL}"
     (folder / "run.toml").write_text(config)
     (folder / "topology.toml").write_text(f'config = "run.toml"\n{text}\n')
     return folder / "topology.toml"
 
 
-def load(folder: Path, text: str = "", **settings: Any) -> Topology:
-    return Topology.load(written(folder, text, **settings))
+def load(folder: Path, text: str = "", **settings: Any) -> DeploymentTopology:
+    return DeploymentTopology.load(written(folder, text, **settings))
 
 
 # -- deadlines -------------------------------------------------------------------------------------
@@ -76,41 +76,48 @@ def test_deadlines_that_are_enough_are_taken_and_a_single_one_is_the_leaves(
 
 
 def test_the_example_s_root_waits_for_its_cities_longer_than_these_for_their_hospitals() -> None:
-    made = Topology.load(Path(__file__).parents[3] / "examples" / "topology.toml")
-    assert made.deadline == (93, 30) and made.config.schedule.periods == [3, 10]
+    made = DeploymentTopology.load(Path(__file__).parents[3] / "examples" / "topology.toml")
+    assert made.deadline == (93, 30) and made.experiment.schedule.periods == [3, 10]
 
 
 # -- what of a config a deployed tree does ---------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("run", "named"),
+    ("options", "named"),
     [
-        ('device = "cuda"', r"run\.device"),
-        ('device = "meta"', r"run\.device"),
-        ('engine = "stacked"', r"run\.engine"),
-        ('engine = "auto"', r"run\.engine"),
-        ('precision = "bf16"', r"run\.precision"),
-        ('diagnose = "ideal"', r"run\.diagnose"),
-        ("evaluate_levels = [0, 1]", r"run\.evaluate_levels"),
+        ('execution.device = "cuda"', r"execution\.device"),
+        ('execution.device = "meta"', r"execution\.device"),
+        ('execution.engine = "stacked"', r"execution\.engine"),
+        ('execution.engine = "auto"', r"execution\.engine"),
+        ('execution.precision = "bf16"', r"execution\.precision"),
+        ('evaluation.drift = "ideal"', r"evaluation\.drift"),
+        ("evaluation.levels = [1]", r"evaluation\.levels"),
+        ('network = "lan"', r"network = 'lan': is a simulation's virtual time"),
+        ("schedule.wait = { deadline = 3 }", r"schedule\.wait = \{'deadline': 3\}: is a simulation's virtual time"),
+        ('data.source = "table.csv"', r"data\.source = 'table\.csv': would have to be at every site"),
+        ("data.lazy = true", r"data\.lazy"),
     ],
 )
-def test_what_a_deployed_tree_would_not_do_is_refused_by_name(tmp_path: Path, run: str, named: str) -> None:
+def test_what_a_deployed_tree_would_not_do_is_refused_by_name(tmp_path: Path, options: str, named: str) -> None:
     with pytest.raises(InvalidInput, match=named):
-        load(tmp_path, run=run)
+        load(tmp_path, options=options)
 
 
 def test_sites_are_told_of_what_is_sent_alone(tmp_path: Path) -> None:
     topology = written(tmp_path)
     config = (tmp_path / "run.toml").read_text()
-    (tmp_path / "run.toml").write_text(config.replace(SMALL, SMALL + "keep_at_home = ['*.bias']\n"))
-    folders = provision(Topology.load(topology), tmp_path / "sites")
+    (tmp_path / "run.toml").write_text(config.replace(SMALL, SMALL + "local_parameters = ['*.bias']\n"))
+    folders = provision(DeploymentTopology.load(topology), tmp_path / "sites")
     assert {Site.load(folder).parameters for folder in folders.values()} == {4 * 64 + 10 * 4}
 
 
 def test_what_it_does_anyway_is_taken(tmp_path: Path) -> None:
-    run = 'device = "cpu"\nengine = "loop"\nprecision = "fp32"\nevaluate_levels = [0]\nstop_at = 0.9\ndiagnose = "none"'
-    assert load(tmp_path, run=run).config.run.stop_at == 0.9
+    options = """
+        execution = { device = "cpu", engine = "loop", precision = "fp32" }
+        evaluation = { levels = [0], stop_when = "accuracy >= 0.9", drift = "none" }
+    """
+    assert load(tmp_path, options=options).experiment.evaluation.stop_when == "accuracy >= 0.9"
 
 
 # -- names, hosts and paths ------------------------------------------------------------------------
@@ -196,7 +203,7 @@ def test_a_port_that_is_taken_is_one_line() -> None:
 def test_data_lies_beside_the_topology(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(tmp_path / "study", '[data]\n"0/0" = "own/a.npz"\n"0/1" = "/srv/b.npz"')
     monkeypatch.chdir(tmp_path)
-    made = Topology.load(Path("study/topology.toml"))
+    made = DeploymentTopology.load(Path("study/topology.toml"))
     assert made.data == {"0/0": str(tmp_path / "study/own/a.npz"), "0/1": "/srv/b.npz"}
 
 
@@ -233,21 +240,23 @@ def test_an_attempt_that_fails_or_is_killed_does_not_stand_in_the_way(
 
 
 @pytest.mark.parametrize(
-    ("text", "run", "told"),
+    ("text", "options", "told"),
     [
         ("deadline = [200, 30]", "", "deadline was [0, 0] and is [200.0, 30.0]"),
         ("base_port = 9500", "", "base_port was 9400 and is 9500"),
         ("[hosts]\nroot = 'a.example.org'", "", "hosts.root was null and is"),
         ("[data]\n'0/1' = 'x.npz'", "", "data.0/1 was null and is"),
         ("min_children = 2", "", "min_children was [1, 1] and is [2, 2]"),
-        ("", "seed = 4", "config.run.seed was 0 and is 4"),
+        ("", "seed = 4", "config.seed was 0 and is 4"),
     ],
 )
-def test_folders_made_from_something_else_are_not_gone_on_with(tmp_path: Path, text: str, run: str, told: str) -> None:
+def test_folders_made_from_something_else_are_not_gone_on_with(
+    tmp_path: Path, text: str, options: str, told: str
+) -> None:
     root = provision(load(tmp_path), tmp_path / "sites")["root"]
     check_made_from(root, load(tmp_path, "# a remark changes nothing"))
     with pytest.raises(InvalidInput, match="another config or topology") as refused:
-        check_made_from(root, load(tmp_path, text, run=run))
+        check_made_from(root, load(tmp_path, text, options=options))
     assert told in str(refused.value)
 
 

@@ -14,7 +14,7 @@ pytest.importorskip("flwr")
 from stratafl import InvalidInput
 from stratafl.deploy.host.supervise import run_sites
 from stratafl.deploy.sites.assemble import Assembled
-from stratafl.deploy.sites.provision import Topology, check_made_from, provision
+from stratafl.deploy.sites.provision import DeploymentTopology, check_made_from, provision
 from stratafl.deploy.sites.site import Site
 from stratafl.deploy.sites.user_files import import_from
 
@@ -42,6 +42,7 @@ class Net(nn.Module):
         return self.layers(x)
 """
 CONFIG = """
+plugins = ["{plugin}"]
 [tree]
 shape = "2"
 [model]
@@ -51,8 +52,6 @@ name = "{model}"
 rules = ["{rule}"]
 [schedule]
 periods = [2]
-[run]
-plugins = ["{plugin}"]
 """
 
 
@@ -62,7 +61,7 @@ def forget() -> Iterator[None]:
     import_from()
 
 
-def study(folder: Path, *, width: int = 3, helper: str = "helping", nested: bool = False) -> Topology:
+def study(folder: Path, *, width: int = 3, helper: str = "helping", nested: bool = False) -> DeploymentTopology:
     """A config with a plugin, and a model that imports a module and reads a file from beside it."""
     places = {"model": "nets/net.py", "plugin": "rules/my.py"} if nested else {"model": "net.py", "plugin": "my.py"}
     texts = {places["plugin"]: RULE.format(name="mine"), places["model"]: MODEL.format(helper=helper)}
@@ -77,7 +76,7 @@ def study(folder: Path, *, width: int = 3, helper: str = "helping", nested: bool
     config = CONFIG.format(model=f"{places['model']}:Net", plugin=places["plugin"], rule="mine", words=words)
     (folder / "run.toml").write_text(config)
     (folder / "topology.toml").write_text('config = "run.toml"\n')
-    return Topology.load(folder / "topology.toml")
+    return DeploymentTopology.load(folder / "topology.toml")
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -97,7 +96,7 @@ def test_every_site_has_them_and_finds_them_wherever_it_runs(
         here.durable.close()
         assert here.job.parameters == 64 * 3 + 3 + 3 * 10 + 10
         assert leaf is None or leaf.samples > 0
-        assert here.config.model["words"] == str(folder / "code" / "words.txt")
+        assert here.experiment.model.params["words"] == str(folder / "code" / "words.txt")
         assert sys.path[0] == str(folder / "code")
 
 
@@ -115,20 +114,20 @@ def test_a_file_is_found_beside_the_config_and_nowhere_else(tmp_path: Path, monk
     (tmp_path / "own" / "rule.py").write_text(RULE.format(name="elsewhere"))
     (tmp_path / "study").mkdir()
     config = '[tree]\nshape = "2"\n[method]\nrules = ["elsewhere"]\n[schedule]\nperiods = [2]\n'
-    (tmp_path / "study" / "run.toml").write_text(config + '[run]\nplugins = ["own/rule.py"]\n')
+    (tmp_path / "study" / "run.toml").write_text('plugins = ["own/rule.py"]\n' + config)
     (tmp_path / "study" / "topology.toml").write_text('config = "run.toml"\n')
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidInput, match=r"study/own/rule\.py': cannot be imported: no such Python file"):
-        provision(Topology.load(Path("study/topology.toml")), Path("sites"))
+        provision(DeploymentTopology.load(Path("study/topology.toml")), Path("sites"))
     (tmp_path / "own").rename(tmp_path / "study" / "own")
-    site = Site.load(provision(Topology.load(Path("study/topology.toml")), Path("sites"))["0"])
+    site = Site.load(provision(DeploymentTopology.load(Path("study/topology.toml")), Path("sites"))["0"])
     assert site.names == {"own/rule.py": "rule.py"} and set(site.files) == {"rule.py"}
 
 
 def test_a_file_that_is_not_there_is_said_before_anything_is_written(tmp_path: Path) -> None:
     made = study(tmp_path)
     (tmp_path / "my.py").unlink()
-    with pytest.raises(InvalidInput, match=r"run\.plugins = '.*/my\.py': cannot be imported: no such Python file"):
+    with pytest.raises(InvalidInput, match=r"plugins = '.*/my\.py': cannot be imported: no such Python file"):
         provision(made, tmp_path / "sites")
     assert not (tmp_path / "sites").exists()
 
@@ -160,5 +159,5 @@ def test_going_on_with_a_file_that_changed_since_is_refused(tmp_path: Path, name
 def test_a_run_without_files_of_one_s_own_has_none(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text('[tree]\nshape = "2"\n[schedule]\nperiods = [2]\n')
     (tmp_path / "topology.toml").write_text('config = "run.toml"\n')
-    folders = provision(Topology.load(tmp_path / "topology.toml"), tmp_path / "sites")
+    folders = provision(DeploymentTopology.load(tmp_path / "topology.toml"), tmp_path / "sites")
     assert not any((folder / "code").exists() for folder in folders.values())

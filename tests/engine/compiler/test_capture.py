@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stratafl import leaf, simulate
 from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import LossOnScores
 from stratafl.engine.batches import ClientBatches
@@ -18,6 +17,7 @@ from stratafl.engine.compiler import graph, program
 from stratafl.engine.gradients import CompiledGradients
 from stratafl.engine.random_streams import ClientStream
 from tests.engine.selected import select
+from tests.flat import client_options, simulate
 
 RANDOM = torch.Generator().manual_seed(0)
 TABLE, LABELS = torch.randn(6, 4, generator=RANDOM), torch.tensor([0, 1, 2, 1, 0, 2])
@@ -122,7 +122,7 @@ def test_several_inputs_and_outputs() -> None:
     for engine in ("loop", "stacked"):
         sim = simulate(
             lambda: module, ({"codes": codes, "mask": mask}, targets), parts, 3, "mtgc",
-            rounds=2, periods=[3], batch=4, seed=5, leaf=leaf(0.1), engine=engine,
+            rounds=2, periods=[3], batch=4, seed=5, leaf=client_options(0.1), engine=engine,
         )  # fmt: skip
         assert sim.engine.how == engine
         models[engine] = sim.run().models[1]

@@ -45,7 +45,7 @@ def test_the_profile_names_what_is_written(whose: str, way: Callable[[Tensor, Te
     samples = InMemorySamples(torch.randn(4, 4), torch.tensor([0, 1, 2, 1]))
     training = ClientTraining(
         flat=flat, loss=F.cross_entropy, samples=samples, clients=ClientIndex.from_lists([torch.arange(4)]),
-        client_update=leaf(), batch_size=None, sampling="epochs", seed=0,
+        client_update=leaf(), batch_size=None, sampling="shuffle", seed=0,
     )  # fmt: skip
     assert profile_module(training).mutates == (whose,)
 

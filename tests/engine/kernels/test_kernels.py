@@ -247,7 +247,7 @@ def model():
 
 inputs = torch.randn(60, 3, 8, 8, generator=torch.Generator().manual_seed(2))
 usual = leaf(0.1, clip_norm=0.5, weight_decay=1e-2, momentum=0.5)
-adam = leaf(0.01, clip_norm=0.5, optimiser={"name": "adamw", "eps": 1e-3}, optimiser_state="keep", epochs=2)
+adam = leaf(0.01, clip_norm=0.5, optimizer={"name": "adamw", "eps": 1e-3}, optimizer_state="keep", epochs=2)
 pulls = ["fedprox", {"name": "feddyn", "alpha": 0.5, "pull": "after_clip"}]
 for rules, chain in (("mtgc", usual), (pulls, usual), ("mtgc", adam)):
     more = {} if chain.epochs is None else {"periods": [1]}

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from stratafl import InvalidInput
 from stratafl.base.signals import Interrupted
 from stratafl.base.state_dict import to_json_and_tensors
-from stratafl.config.schema import Config
+from stratafl.experiment.experiment import Experiment
 from stratafl.runs.checkpoint import Checkpoints, Progress
 from stratafl.runs.launch import Launch
 from tests.runs.conftest import contents
@@ -32,7 +32,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    launch = Launch.new(Config.of(CONFIG), "study", tmp_path_factory.mktemp("uninterrupted"))
+    launch = Launch.new(Experiment.from_table(CONFIG), "study", tmp_path_factory.mktemp("uninterrupted"))
     return contents(launch.run().path)
 
 
@@ -82,8 +82,8 @@ def foreign(path: Path) -> None:
 
 def another_run(run: Path) -> None:
     """A good checkpoint of the same config with other draws, put in the place of the newest."""
-    values = {**CONFIG, "run": {**CONFIG["run"], "seed": 1, "rounds": 4}}
-    done = Launch.new(Config.of(values), "other", run.parent / "other").run().path
+    values = {**CONFIG, "seed": 1, "rounds": 4}
+    done = Launch.new(Experiment.from_table(values), "other", run.parent / "other").run().path
     newest = run / "checkpoints" / "000004"
     shutil.rmtree(newest)
     shutil.copytree(done / "checkpoints" / "000004", newest)
@@ -179,8 +179,8 @@ def test_without_its_first_records_a_run_begins_again(damage: Callable, run: Pat
 
 
 def test_a_checkpoint_does_not_grow_with_the_rounds(tmp_path: Path) -> None:
-    values = {**CONFIG, "run": {"rounds": 41, "checkpoint_every": 1, "evaluate_levels": [0, 1, 2]}}
-    launch = Launch.new(Config.of(values), "study", tmp_path)
+    values = {**CONFIG, "rounds": 41, "storage": {"checkpoint_every": 1}, "evaluation": {"levels": [1, 2]}}
+    launch = Launch.new(Experiment.from_table(values), "study", tmp_path)
     sizes = {}
 
     def watch(record) -> None:
@@ -222,7 +222,7 @@ def test_what_a_killed_process_left_is_cleared_away(run: Path, uninterrupted: di
 
 def test_data_that_changed_is_noticed(run: Path) -> None:
     described = json.loads((run / "run.json").read_text())
-    described["config"]["data"]["synthetic"]["samples"] = 21
+    described["config"]["data"]["arguments"]["samples"] = 21
     (run / "run.json").write_text(json.dumps(described))
     with pytest.raises(InvalidInput, match="is no longer what this run began with"):
         Launch.resume(run)

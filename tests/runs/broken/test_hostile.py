@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from stratafl import InvalidInput, Schedule
+from stratafl import InvalidInput, SyncSchedule
 from stratafl.cli.main import main
-from stratafl.config.schema import Config
+from stratafl.experiment.experiment import Experiment
 from stratafl.runs import list_runs, read_run
 from stratafl.runs.format import slug
 from stratafl.runs.launch import Launch
@@ -74,21 +74,21 @@ def thinned(cases: list[tuple]) -> list[Any]:
 
 # -- configs ---------------------------------------------------------------------------------------
 
-FIELDS = [where for where in paths(Config.of(CONFIG).as_dict()) if where[0] != "data" or len(where) < 3]
+FIELDS = [where for where in paths(Experiment.from_table(CONFIG).to_table()) if where[0] != "data" or len(where) < 3]
 
 
 @pytest.mark.parametrize("where", FIELDS, ids=lambda where: ".".join(map(str, where)))
 def test_a_config_with_a_wrong_value(where: tuple, tmp_path: Path) -> None:
-    values = {**Config.of(CONFIG).as_dict()}
+    values = Experiment.from_table(CONFIG).to_table()
     for new in NASTY:
         config = changed(json.loads(json.dumps(values)), where, new)
         runs = tmp_path / "runs"
 
         def launch() -> None:
-            launched = Launch.new(Config.of(config), "study", runs)
+            launched = Launch.new(Experiment.from_table(config), "study", runs)
             # whatever it says: this is not about patience
             launched.simulation.rounds = 1
-            launched.simulation.schedule = Schedule((1, 1))
+            launched.simulation.schedule = SyncSchedule((1, 1))
             launched.run()
 
         before = outside(tmp_path)
@@ -102,7 +102,7 @@ def test_a_config_with_a_wrong_value(where: tuple, tmp_path: Path) -> None:
 )
 def test_a_name_that_is_no_name(name: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="--name"):
-        Launch.new(Config.of(CONFIG), name, tmp_path / "runs")
+        Launch.new(Experiment.from_table(CONFIG), name, tmp_path / "runs")
     assert not list(tmp_path.iterdir())
     folder_name = slug(name)
     assert folder_name and "/" not in folder_name and not folder_name.startswith((".", "-"))
@@ -114,7 +114,7 @@ def test_a_name_that_is_no_name(name: str, tmp_path: Path) -> None:
 def json_cases(name: str) -> list[tuple[str, tuple, Any]]:
     run = {
         "run.json": [("format",), ("name",), ("id",), ("created",), ("config",), ("engine",), ("data",),
-                     ("environment",), ("config", "run"), ("config", "run", "rounds"), ("environment", "threads")],
+                     ("environment",), ("config", "storage"), ("config", "rounds"), ("environment", "threads")],
         "status.json": [("status",), ("reason",), ("round",), ("rounds",), ("pid",), ("updated",)],
         "tree.json": [("levels",), ("classes",)],
     }[name]  # fmt: skip
@@ -235,8 +235,8 @@ def test_a_checkpoint_forged_with_good_checksums(number: int, place) -> None:
 
 @pytest.mark.parametrize("key", ["config", "base", "variants", "grid", "target", "other"])
 def test_a_sweep_file_with_a_wrong_value(key: str, tmp_path: Path) -> None:
-    for new in [*NASTY, {"leaf.lr": 1}, {"leaf": {"lr": []}}, {"a": {"b": {"c": [1]}}}, {"seeds": 10**9}]:
-        values = {"base": CONFIG, "grid": {"seeds": 2}, key: new}
+    for new in [*NASTY, {"client.lr": 1}, {"client": {"lr": []}}, {"a": {"b": {"c": [1]}}}, {"seed": 10**9}]:
+        values = {"base": CONFIG, "grid": {"seed": 2}, key: new}
         if harmless(lambda: Plan.of(values, "sweep", tmp_path)):
             names = [entry.name for entry in Plan.of(values, "sweep", tmp_path).entries]
             assert all("/" not in name and not name.startswith(".") for name in names)

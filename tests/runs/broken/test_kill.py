@@ -17,6 +17,8 @@ from tests.runs.conftest import Server, contents, records, wait
 
 ROUNDS = 60
 CONFIG = f"""
+rounds = {ROUNDS}
+
 [tree]
 shape = "2x3"
 [data]
@@ -29,14 +31,14 @@ rules = ["mtgc", "scaffold"]
 [schedule]
 periods = [2, 2]
 participation = [1.0, 2]
-[leaf]
-batch = 10
-momentum = 0.5
-[run]
-rounds = {ROUNDS}
+[client]
+batch_size = 10
+optimizer = {{ name = "sgd", momentum = 0.5 }}
+[evaluation]
+levels = [1]
+[storage]
 checkpoint_every = 1
 keep_state = true
-evaluate_levels = [1]
 """
 
 
@@ -150,7 +152,7 @@ def test_a_signal_waits_for_no_more_than_the_group_round(server: Server, tmp_pat
     plugin, moment, config = tmp_path / "stopping.py", tmp_path / "moment", tmp_path / "study.toml"
     plugin.write_text(STOPPING)
     config.write_text(CONFIG)
-    changes = {"run.plugins": json.dumps([str(plugin)]), "run.rounds": 2, "schedule.periods": "[7, 1]"}
+    changes = {"plugins": json.dumps([str(plugin)]), "rounds": 2, "schedule.periods": "[7, 1]"}
     options = [text for key, value in changes.items() for text in ("--set", f"{key}={value}")]
     moment.write_text("0")
     assert server.run("run", config, "--quiet", "--runs", tmp_path / "whole", *options)[0] == 0

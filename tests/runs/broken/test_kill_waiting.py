@@ -21,23 +21,30 @@ POLICIES = {
     "buffers": '[{ deadline = 0.4, late = "counts" }, { buffer = 2 }]',
 }
 CONFIG = """
+rounds = {rounds}
+
 [tree]
 shape = "2x4"
+
 [model]
 name = "mlp"
 hidden = [16]
+
 [method]
 rules = ["mtgc", "scaffold"]
+
 [schedule]
 periods = [2, 2]
 participation = [1.0, 3]
 wait = {wait}
-[leaf]
-batch = 10
-[run]
-rounds = {rounds}
+
+[client]
+batch_size = 10
+
+[storage]
 checkpoint_every = 1
 keep_state = true
+
 [network]
 leaf = {{ step_s = {{ name = "lognormal", median = 0.05, sigma = 1.0 }} }}
 tier = [{{ up_mbit_s = 2, jitter_s = {{ name = "pareto", least = 0.01, alpha = 1.2 }} }}]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from stratafl.base.errors import escape_control
-from stratafl.config.schema import Config
+from stratafl.experiment.experiment import Experiment
 from stratafl.report.page_data import page_data
 from stratafl.runs.format import is_locked
 from stratafl.runs.groups import collect_runs
@@ -37,9 +37,9 @@ DEEP = "deep"
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stored")
-    values = {**CONFIG, "run": {**CONFIG["run"], "rounds": 2, "evaluate_levels": [0, 1]}}
+    experiment = Experiment.from_table({**CONFIG, "rounds": 2, "evaluation": {"levels": [1]}})
     for seed, name in enumerate(("healthy", "hurt")):
-        Launch.new(Config.of({**values, "run": {**values["run"], "seed": seed}}), name, folder / "runs").run()
+        Launch.new(experiment.replace(seed=seed), name, folder / "runs").run()
     return folder / "runs"
 
 
@@ -115,7 +115,7 @@ def test_every_field_damaged_in_some_way(stored: Path, runs: Path, monkeypatch, 
 
 FIELDS = [
     ("run.json", None, ("name",)), ("run.json", None, ("id",)), ("run.json", None, ("created",)),
-    ("run.json", None, ("config", "run", "seed")), ("run.json", None, ("config", "model")),
+    ("run.json", None, ("config", "seed")), ("run.json", None, ("config", "model")),
     ("run.json", None, ("environment", "torch")), ("status.json", None, ("reason",)),
     ("status.json", None, ("rounds",)), ("status.json", None, ("updated",)), ("status.json", None, ("diverged",)),
     ("tree.json", None, ("levels", 1, "labels")), ("tree.json", None, ("levels", 1, "labels", 0, 0)),
@@ -174,9 +174,7 @@ def test_a_resumed_run_s_texts_are_cleaned_too(runs: Path, monkeypatch, capsys) 
 def test_a_sweep_passes_a_damaged_run_by(runs: Path, monkeypatch, capsys) -> None:
     hurt = named(runs, "hurt")
     (hurt / "status.json").write_text(json.dumps({"status": "\x1b[31m", "reason": 3}))
-    (runs.parent / "runs.toml").write_text(
-        '[base]\nschedule.periods = [1, 1]\nrun.rounds = 1\nmodel.name = "logistic"\n'
-    )
+    (runs.parent / "runs.toml").write_text('[base]\nschedule.periods = [1, 1]\nrounds = 1\nmodel.name = "logistic"\n')
     assert command(monkeypatch, "sweep", runs.parent / "runs.toml", "--runs", runs.parent, "--workers", 1) == 0
     check_text(capsys, "1/1")
 

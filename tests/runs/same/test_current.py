@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from stratafl import InvalidInput
-from stratafl.config.schema import Config
+from stratafl.experiment.experiment import Experiment
 from stratafl.runs import StoredRun, list_runs, provenance, read_run
 from stratafl.runs.format import RunLock
 from stratafl.runs.launch import Launch
@@ -31,19 +31,23 @@ def homesick():
     return average()
 """
 CONFIG = """
-[tree]
-shape = "2x2"
-[data]
-name = "digits"
-[model]
-name = "logistic"
-[method]
-name = "homesick"
-[schedule]
-periods = [1, 1]
-[run]
 rounds = 1
 plugins = ["rule.py"]
+
+[tree]
+shape = "2x2"
+
+[data]
+source = "digits"
+
+[model]
+name = "logistic"
+
+[method]
+name = "homesick"
+
+[schedule]
+periods = [1, 1]
 """
 
 
@@ -64,19 +68,19 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def config_of(folder: Path, **run: Any) -> Config:
-    return Config.load(folder / "study.toml", [f"run.{key}={json.dumps(value)}" for key, value in run.items()])
+def study(folder: Path, *changes: str) -> Experiment:
+    return Experiment.from_toml(folder / "study.toml", changes)
 
 
-def done(folder: Path, name: str = "study", **run: Any) -> StoredRun:
-    launch = Launch.new(config_of(folder, **run), name, folder / "runs")
+def done(folder: Path, name: str = "study") -> StoredRun:
+    launch = Launch.new(study(folder), name, folder / "runs")
     return read_run(launch.run().path)
 
 
-def swept(folder: Path, keep_stale: bool = False, **run: Any) -> tuple[bool, list[str]]:
+def swept(folder: Path, *changes: str, keep_stale: bool = False) -> tuple[bool, list[str]]:
     """Whether the run was done before, and what was said of it."""
     said: list[str] = []
-    (outcome,) = run_all({"a": config_of(folder, **run)}, folder / "runs", 1, say=said.append, keep_stale=keep_stale)
+    (outcome,) = run_all({"a": study(folder, *changes)}, folder / "runs", 1, say=said.append, keep_stale=keep_stale)
     assert outcome.status == "done", outcome
     return outcome.was_done, said
 
@@ -107,13 +111,16 @@ def test_a_moved_and_a_copied_project_know_their_runs(project: Path, tmp_path: P
 
 def test_storage_and_engine_are_no_reason_to_run_again(project: Path) -> None:
     done(project, "a")
-    assert swept(project, checkpoint_every=1, keep_state=True, engine="loop") == (True, [])
-    assert swept(project, precision="bf16") == (True, ["a: was computed in fp32, and is not again in bf16"])
-    assert swept(project, update_factor=9)[0] is False
+    assert swept(project, "storage.checkpoint_every=1", "storage.keep_state=true", "execution.engine=loop") == (
+        True,
+        [],
+    )
+    assert swept(project, "execution.precision=bf16") == (True, ["a: was computed in fp32, and is not again in bf16"])
+    assert swept(project, "aggregation.update_factor=9")[0] is False
 
 
 def test_a_failed_run_is_repeated_in_the_requested_precision(project: Path) -> None:
-    launch = Launch.new(config_of(project, precision="bf16"), "a", project / "runs")
+    launch = Launch.new(study(project, "execution.precision=bf16"), "a", project / "runs")
     launch.folder.set_status("failed", launch.progress, "out of memory")
     launch.folder.close()
     assert swept(project) == (False, ["a: failed on another device, engine or precision; run again"])
@@ -134,7 +141,7 @@ def test_two_sweeps_in_one_folder_are_one_too_many(project: Path) -> None:
 
 
 def test_the_command_says_what_it_runs_again(project: Path, monkeypatch, capsys) -> None:
-    (project / "sweep.toml").write_text('config = "study.toml"\n[grid]\nseeds = 1\n')
+    (project / "sweep.toml").write_text('config = "study.toml"\n[grid]\nseed = 1\n')
     arguments = ["sweep", project / "sweep.toml", "--runs", project / "runs", "--workers", 1, "-q"]
     assert command(monkeypatch, *arguments) == 0
     with (project / "rule.py").open("a") as file:
@@ -170,9 +177,9 @@ def test_a_module_that_a_rule_imports_is_one_of_its_files(
     (project / "rule.py").write_text(RULE.format(importing=importing))
     monkeypatch.syspath_prepend(project)
     run = done(project)
-    assert not changes_since(run, config_of(project))
+    assert not changes_since(run, study(project))
     (project / file).write_text("strength = 2\n")
-    assert changes_since(run, config_of(project)) == [f"{file[:-3].replace('/', '.')} was changed"]
+    assert changes_since(run, study(project)) == [f"{file[:-3].replace('/', '.')} was changed"]
 
 
 def test_a_rule_that_says_itself_where_to_import_from_is_current(project: Path) -> None:
@@ -182,16 +189,16 @@ def test_a_rule_that_says_itself_where_to_import_from_is_current(project: Path) 
     (project / "rule.py").write_text(RULE.format(importing=importing))
     run = done(project)
     del sys.modules["pulls"]
-    assert not changes_since(run, config_of(project))
+    assert not changes_since(run, study(project))
     (project / "pulls.py").write_text("strength = 2\n")
-    assert changes_since(run, config_of(project)) == ["pulls was changed"]
+    assert changes_since(run, study(project)) == ["pulls was changed"]
 
 
 def test_a_folder_of_data_is_one_of_the_files(tmp_path: Path) -> None:
     images = tmp_path / "images"
     images.mkdir()
     (images / "a.png").write_bytes(b"12")
-    config = {"data": {"name": str(images)}, "run": {}}
+    config = {"data": {"source": str(images)}}
     before = Provenance.of(config)
     assert changes(before, config) == []
     (images / "a.png").write_bytes(b"21")
@@ -209,7 +216,7 @@ def test_a_folder_may_be_known_by_names_and_sizes_alone(
     """Of a large one, and of the runs of earlier versions."""
     (tmp_path / "a.png").write_bytes(b"12")
     monkeypatch.setattr(provenance, "HASHED_FOLDER_SIZE", 0)
-    config = {"data": {"name": str(tmp_path)}, "run": {}}
+    config = {"data": {"source": str(tmp_path)}}
     before = Provenance.of(config)
     monkeypatch.setattr(provenance, "HASHED_FOLDER_SIZE", largest)
     assert changes(before, config) == []
@@ -220,21 +227,21 @@ def test_a_folder_may_be_known_by_names_and_sizes_alone(
 def test_recorded_files_do_not_depend_on_loaded_modules(project: Path, monkeypatch) -> None:
     (project / "pulls.py").write_text("strength = 1\n")
     monkeypatch.syspath_prepend(project)
-    alone = Provenance.of(config_of(project).as_dict())
+    alone = Provenance.of(study(project).to_table())
     __import__("pulls")
-    assert Provenance.of(config_of(project).as_dict()) == alone
+    assert Provenance.of(study(project).to_table()) == alone
     assert list(alone.files) == [str(project / "rule.py")]
 
 
 def test_defaults_that_are_new_change_no_identity() -> None:
-    written = Config.of({"leaf": {"lr": 0.2}}).as_dict()
-    older = {**written, "run": {key: value for key, value in written["run"].items() if key != "update_factor"}}
+    written = Experiment.from_table({"client": {"lr": 0.2}}).to_table()
+    older = {key: value for key, value in written.items() if key != "aggregation"}
     assert essence(older) == essence(written)
 
 
 def test_a_schedule_over_all_rounds_depends_on_their_number() -> None:
     def of(rounds: int, schedule: Any) -> dict[str, Any]:
-        return essence(Config.of({"leaf": {"schedule": schedule}, "run": {"rounds": rounds}}), extent=False)
+        return essence(Experiment.from_table({"client": {"lr_schedule": schedule}, "rounds": rounds}), extent=False)
 
     assert of(3, "cosine") != of(6, "cosine")
     assert of(3, {"name": "cosine", "rounds": 6}) == of(6, "cosine")
@@ -243,7 +250,7 @@ def test_a_schedule_over_all_rounds_depends_on_their_number() -> None:
 
 def test_files_of_one_name_in_two_folders_stay_two(tmp_path: Path) -> None:
     def of(*names: str) -> dict[str, Any]:
-        return essence({"run": {"plugins": [str(tmp_path / name) for name in names]}})
+        return essence({"plugins": [str(tmp_path / name) for name in names]})
 
     assert of("a/rule.py", "b/rule.py") != of("b/rule.py", "a/rule.py")
     assert of("a/rule.py", "b/net.py") == of("b/rule.py", "a/net.py")
@@ -256,20 +263,20 @@ def test_an_archive_of_before_is_still_understood(project: Path, tmp_path: Path)
     assert described.pop("folder") == str(run.path)
     (run.path / "run.json").write_text(json.dumps(described))
     old = read_run(shutil.copytree(run.path, tmp_path / "elsewhere"))
-    assert old.files == run.files and identity(old) == identity(run) and not changes_since(old, config_of(project))
+    assert old.files == run.files and identity(old) == identity(run) and not changes_since(old, study(project))
 
 
 def test_a_run_resumed_by_force_is_not_its_config_s_run(project: Path) -> None:
-    launch = Launch.new(config_of(project), "study", project / "runs")
+    launch = Launch.new(study(project), "study", project / "runs")
     launch.folder.close()
     with (project / "rule.py").open("a") as file:
         file.write("# other\n")
     Launch.resume(launch.folder.path, force=True).run()
-    assert changes_since(read_run(launch.folder.path), config_of(project)) == ["on the way rule.py was changed"]
+    assert changes_since(read_run(launch.folder.path), study(project)) == ["on the way rule.py was changed"]
 
 
 def test_a_run_goes_on_where_its_project_was_moved_to(project: Path, tmp_path: Path) -> None:
-    launch = Launch.new(config_of(project), "study", project / "runs")
+    launch = Launch.new(study(project), "study", project / "runs")
     launch.folder.close()
     copied = shutil.copytree(project, tmp_path / "copied")
     with (project / "rule.py").open("a") as file:
@@ -277,5 +284,5 @@ def test_a_run_goes_on_where_its_project_was_moved_to(project: Path, tmp_path: P
     path = copied / "runs" / launch.folder.path.name
     Launch.resume(path).run()
     run = read_run(path)
-    assert run.status == "done" and run.config["run"]["plugins"] == [str(copied / "rule.py")]
+    assert run.status == "done" and run.config["plugins"] == [str(copied / "rule.py")]
     assert "changed" not in run.continued[0]

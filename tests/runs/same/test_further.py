@@ -12,12 +12,14 @@ import pytest
 import torch
 from torch import nn
 
-from stratafl import InvalidInput, Simulation, cosine, leaf, simulate
-from stratafl.config.schema import Config
+from stratafl import InvalidInput, Simulation
+from stratafl.core.optimizer import cosine
+from stratafl.experiment.experiment import Experiment
 from stratafl.runs import read_run
 from stratafl.runs.launch import Launch
 from stratafl.runs.sweep import run_all
 from tests.commands import command
+from tests.flat import client_options, simulate
 from tests.runs.conftest import contents
 from tests.runs.stopped import CONFIG
 
@@ -27,12 +29,20 @@ def study(**changes: Any) -> Simulation:
     inputs = torch.randn(40, 4, generator=random)
     targets = (inputs @ torch.randn(4, 3, generator=random)).argmax(dim=1)
     parts = [range(10 * client, 10 * client + 10) for client in range(4)]
-    options = {"rules": "mtgc", "periods": [2, 2], "rounds": 2, "batch": 5, "test": (inputs, targets), **changes}
+    options = {
+        "method": "mtgc",
+        "periods": [2, 2],
+        "rounds": 2,
+        "batch": 5,
+        "test": (inputs, targets),
+        "keep_state": True,
+        **changes,
+    }
     return simulate(lambda: nn.Linear(4, 3), (inputs, targets), parts, "2x2", engine="loop", **options)
 
 
-def config(**run: Any) -> Config:
-    return Config.of({**CONFIG, "run": {"rounds": 2, "keep_state": True, **run}})
+def short(rounds: int = 2, keep_state: bool = True) -> Experiment:
+    return Experiment.from_table({**CONFIG, "rounds": rounds, "storage": {"keep_state": keep_state}})
 
 
 def bits(run: Path) -> dict[str, Any]:
@@ -42,7 +52,7 @@ def bits(run: Path) -> dict[str, Any]:
 
 
 def done(folder: Path, **run: Any) -> Path:
-    return Launch.new(config(**run), "study", folder).run().path
+    return Launch.new(short(**run), "study", folder).run().path
 
 
 # -- from Python -----------------------------------------------------------------------------------
@@ -54,15 +64,19 @@ def test_more_rounds_go_on_to_the_same_bits(tmp_path: Path) -> None:
     study(save=tmp_path / "whole", rounds=4).run()
     assert bits(tmp_path / "x") == bits(tmp_path / "whole")
     run = read_run(tmp_path / "x")
-    assert (run.total, run.config["run"]["rounds"]) == (4, 4)
-    assert run.continued[0]["extended"] == ["run.rounds was 2 and is 4"] and "changed" not in run.continued[0]
+    assert (run.total, run.config["rounds"]) == (4, 4)
+    assert run.continued[0]["extended"] == ["rounds was 2 and is 4"] and "changed" not in run.continued[0]
 
 
 @pytest.mark.parametrize(
     ("first", "then", "said"),
     [
         ({"rounds": 3}, {"rounds": 2}, "has 3 rounds already, more than rounds = 2"),
-        ({"leaf": leaf(cosine(0.1, rounds=2))}, {"rounds": 4, "leaf": leaf(cosine(0.1, rounds=4))}, "rounds was 2 and"),
+        (
+            {"leaf": client_options(cosine(0.1, rounds=2))},
+            {"rounds": 4, "leaf": client_options(cosine(0.1, rounds=4))},
+            "rounds was 2 and",
+        ),
         ({}, {"rounds": 4, "precision": "bf16"}, "its products were computed in fp32; here: bf16"),
         ({}, {"rounds": 4, "stop_when": "accuracy >= 0.01"}, "reached what it is to stop at in round 1 of 2 already"),
     ],
@@ -83,10 +97,10 @@ def test_an_opaque_learning_rate_is_compared_round_by_round(tmp_path: Path) -> N
     def fading(round: int) -> float:
         return 0.1 * (1 - round / length.rounds)
 
-    study(save=tmp_path / "x", leaf=leaf(fading)).run()
+    study(save=tmp_path / "x", leaf=client_options(fading)).run()
     length.rounds = 4
     with pytest.raises(InvalidInput, match=r"rate of round 2 was 0\.05 and would have been 0\.075"):
-        study(save=tmp_path / "x", leaf=leaf(fading), rounds=4)
+        study(save=tmp_path / "x", leaf=client_options(fading), rounds=4)
 
 
 def test_one_that_was_stopped_early_by_its_target_stays_as_it_is(tmp_path: Path, capsys) -> None:
@@ -117,37 +131,37 @@ def test_a_kept_loop_that_is_over_gives_its_result(tmp_path: Path) -> None:
 def test_the_command_goes_further(tmp_path: Path, monkeypatch, capsys) -> None:
     run, longer = done(tmp_path / "a"), done(tmp_path / "b", rounds=4)
     assert command(monkeypatch, "run", "--resume", run, "-q") == 2
-    assert "with --set run.rounds=N it goes on" in capsys.readouterr().err
-    assert command(monkeypatch, "run", "--resume", run, "--set", "leaf.lr=1", "-q") == 2
-    assert "a run goes on as it began: with --resume only run.rounds" in capsys.readouterr().err
-    assert command(monkeypatch, "run", "--resume", run, "--set", "run.rounds=4", "-q") == 0
+    assert "with --set rounds=N it goes on" in capsys.readouterr().err
+    assert command(monkeypatch, "run", "--resume", run, "--set", "client.lr=1", "-q") == 2
+    assert "a run goes on as it began: with --resume only rounds" in capsys.readouterr().err
+    assert command(monkeypatch, "run", "--resume", run, "--set", "rounds=4", "-q") == 0
     assert bits(run) == bits(longer)
-    assert command(monkeypatch, "run", "--resume", run, "--set", "run.rounds=4", "-q") == 2
+    assert command(monkeypatch, "run", "--resume", run, "--set", "rounds=4", "-q") == 2
 
 
 def test_one_that_kept_no_state_is_left_alone(tmp_path: Path) -> None:
     run = done(tmp_path, keep_state=False)
     with pytest.raises(InvalidInput, match=r"was not to keep its state: begin another"):
-        Launch.resume(run, config=Launch.changed(run, ["run.rounds=4"]))
+        Launch.resume(run, experiment=Launch.changed(run, ["rounds=4"]))
     assert read_run(run).status == "done" and (run / "model.safetensors").exists()
 
 
 def test_a_rate_over_all_rounds_is_refused(tmp_path: Path) -> None:
-    values = {**CONFIG, "leaf": {"schedule": "cosine"}, "run": {"rounds": 2, "keep_state": True}}
-    run = Launch.new(Config.of(values), "study", tmp_path).run().path
-    with pytest.raises(InvalidInput, match=r"leaf\.schedule\.rounds was 2 and is 4"):
-        Launch.resume(run, config=Launch.changed(run, ["run.rounds=4"]))
+    values = {**CONFIG, "client": {"lr_schedule": "cosine"}, "rounds": 2, "storage": {"keep_state": True}}
+    run = Launch.new(Experiment.from_table(values), "study", tmp_path).run().path
+    with pytest.raises(InvalidInput, match=r"client\.lr_schedule\.rounds was 2 and is 4"):
+        Launch.resume(run, experiment=Launch.changed(run, ["rounds=4"]))
 
 
 def test_a_sweep_continues_kept_runs_and_repeats_the_rest(tmp_path: Path) -> None:
     def swept(**run: Any) -> tuple[list[str], Path | None]:
         said: list[str] = []
-        (outcome,) = run_all({"a": config(**run)}, tmp_path, 1, say=said.append)
+        (outcome,) = run_all({"a": short(**run)}, tmp_path, 1, say=said.append)
         assert outcome.status == "done" and not outcome.was_done
         return said, outcome.path
 
     _, first = swept()
-    assert swept(rounds=3) == (["a: goes on: run.rounds was 2 and is 3"], first)
+    assert swept(rounds=3) == (["a: goes on: rounds was 2 and is 3"], first)
     assert json.loads((first / "status.json").read_text())["rounds"] == 3
     said, other = swept(rounds=2, keep_state=False)
-    assert said == ["a: run.rounds was 3 and is 2 since; run again"] and other != first
+    assert said == ["a: rounds was 3 and is 2 since; run again"] and other != first

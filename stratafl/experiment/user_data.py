@@ -1,5 +1,5 @@
-"""A config's data where it is the user's own: which reader it is for, and what a function of the
-user's may return."""
+"""Data of the user that an experiment names: a file, a folder, a set of Hugging Face, or a
+function."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import numpy as np
 
 from stratafl.base.errors import InvalidInput, convert_errors, unknown_name
 from stratafl.base.rng import Stream, derive_seed, seeded_rng
-from stratafl.base.topology import Tree
+from stratafl.base.topology import Topology
 from stratafl.base.user_code import load_attribute
-from stratafl.config.paths import HUB
-from stratafl.config.schema import DataConfig
 from stratafl.data import user_files
 from stratafl.data.catalog.storage import StoredDataset
 from stratafl.data.dataset import FederatedData
 from stratafl.data.loading import DataColumns, load_data
 from stratafl.data.partition.partition import Partition, check_partition
+from stratafl.experiment.sections import Data
+from stratafl.experiment.toml import HUB
 
 RETURNED = ("train", "test", "partition", "owner", "classes")
 """What a function may return in a table."""
@@ -39,54 +39,54 @@ def is_function(name: str) -> bool:
     return ":" in name and not name.startswith(HUB)
 
 
-def load_user_data(config: DataConfig, tree: Tree, seed: int) -> FederatedData | StoredDataset:
+def load_user_data(section: Data, tree: Topology, seed: int) -> FederatedData | StoredDataset:
     """Load the file, folder or function that a config names; images come as a `StoredDataset`."""
-    name, columns = config.name, DataColumns.of("data.columns", config.columns)
+    name, columns = str(section.source), DataColumns.of("data.columns", section.columns)
     if is_function(name):
-        refuse(config, "is not for a function", "test")
-        return _call(config, tree, seed)
+        refuse(section, "is not for a function", "test")
+        return _call(section, tree, seed)
     if name.startswith(HUB):
-        return user_files.read_hub(name.removeprefix(HUB), config.test, columns, config.arguments, config.lazy, seed)
-    refuse(config, "is not for a file or folder", "arguments", "lazy")
+        return user_files.read_hub(name.removeprefix(HUB), section.test, columns, section.arguments, section.lazy, seed)
+    refuse(section, "is not for a file or folder", "arguments", "lazy")
     path = Path(name)
     # os.path, since to pathlib some texts are errors and not files that are absent
     if os.path.isdir(path):
-        refuse(config, "is not for a folder", "columns")
-        return user_files.read_images(path, config.test)
+        refuse(section, "is not for a folder", "columns")
+        return user_files.read_images(path, section.test)
     kind = path.suffix.lower()
     if not os.path.isfile(path) or kind not in FILES:
         allowed = "must be a .csv, .parquet or .npz file, a folder of images, or a function (file.py:load)"
         found = "this is none" if os.path.exists(path) else "there is none"
-        raise InvalidInput("data.name", path, f"{allowed}; {found}")
+        raise InvalidInput("data.source", path, f"{allowed}; {found}")
     if kind in user_files.TABLE_SUFFIXES:
-        return user_files.read_table(path, config.test, columns)
-    refuse(config, "is not for an .npz file", "columns")
-    return user_files.read_arrays(path, config.test)
+        return user_files.read_table(path, section.test, columns)
+    refuse(section, "is not for an .npz file", "columns")
+    return user_files.read_arrays(path, section.test)
 
 
-def refuse(config: DataConfig, told: str, *keys: str) -> None:
+def refuse(section: Data, told: str, *keys: str) -> None:
     """Refuse these keys where they say something."""
     for key in keys:
-        if getattr(config, key) != getattr(DataConfig(), key):
-            raise InvalidInput(f"data.{key}", getattr(config, key), told)
+        if getattr(section, key) != getattr(Data(), key):
+            raise InvalidInput(f"data.{key}", getattr(section, key), told)
 
 
-def _call(config: DataConfig, tree: Tree, seed: int) -> FederatedData:
+def _call(section: Data, tree: Topology, seed: int) -> FederatedData:
     """Load what the user's function returns, called with all generators set from the run's seed."""
-    name, arguments = config.name, config.arguments
-    function = load_attribute("data.name", name)
+    name, arguments = str(section.source), section.arguments
+    function = load_attribute("data.source", name)
     if not (inspect.isfunction(inspect.unwrap(function)) or inspect.ismethod(function)):
-        raise InvalidInput("data.name", name, "must be a Python function")
+        raise InvalidInput("data.source", name, "must be a Python function")
     accepted = inspect.signature(function).parameters
     task = {key: value for key, value in {"clients": tree.leaves, "seed": seed}.items() if key in accepted}
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values()):
         for key in arguments:
             if key not in accepted:
                 raise unknown_name("data.arguments key", key, accepted)
-    with convert_errors("data.name", name), seeded_rng(derive_seed(seed, Stream.READ, 1)):
+    with convert_errors("data.source", name), seeded_rng(derive_seed(seed, Stream.READ, 1)):
         returned = function(**{**task, **arguments})
     table = _returned_table(name, returned)
-    data = load_data(table["train"], table.get("test"), columns=config.columns or None, lazy=config.lazy, seed=seed)
+    data = load_data(table["train"], table.get("test"), columns=section.columns or None, lazy=section.lazy, seed=seed)
     data = replace(data, classes=tuple(map(str, table.get("classes", ()))), owners=table.get("owner", data.owners))
     partition = table.get("partition", data.clients)
     if partition is None:
@@ -102,15 +102,15 @@ def _returned_table(name: str, returned: object) -> dict[str, Any]:
         # of a table of splits, as Hugging Face's, others than these are left alone
         keys = {key for key, value in returned.items() if not hasattr(value, "column_names")}
         for key in keys - set(RETURNED):
-            raise unknown_name("data.name returned", key, RETURNED)
+            raise unknown_name("data.source returned", key, RETURNED)
         if returned.get("train") is None:
-            raise InvalidInput("data.name", name, "must return something to train on")
+            raise InvalidInput("data.source", name, "must return something to train on")
         table = {key: returned[key] for key in RETURNED if returned.get(key) is not None}
         classes = table.get("classes", ())
         if not isinstance(classes, Sequence | np.ndarray) or isinstance(classes, str):
-            raise InvalidInput("data.name returned classes", classes, "must be a list of their names")
+            raise InvalidInput("data.source returned classes", classes, "must be a list of their names")
         return table
     if not isinstance(returned, tuple) or len(returned) != 2:
         allowed = f"must return (train, test), or a table with some of {', '.join(RETURNED)}"
-        raise InvalidInput("data.name", name, f"{allowed}; not {type(returned).__name__}")
+        raise InvalidInput("data.source", name, f"{allowed}; not {type(returned).__name__}")
     return {"train": returned[0], "test": returned[1]}

@@ -14,27 +14,24 @@ from typing import Any, NamedTuple, get_args
 from stratafl.base import files
 from stratafl.base.errors import InvalidInput, escape_control
 from stratafl.base.signals import Interrupted, InterruptExit, InterruptHandler
-from stratafl.base.validation import check_choice, check_integer
-from stratafl.config.data import LabelCounts
+from stratafl.base.validation import check_integer
 from stratafl.engine.factory import EngineName, make_engine
-from stratafl.engine.precision import PRECISIONS
+from stratafl.experiment.loading import LabelCounts
 from stratafl.metrics.records import RoundResult
 from stratafl.runs import format
-from stratafl.runs.python.describe import as_config, objects_of
-from stratafl.runs.python.label_counts import label_counts
+from stratafl.runs.describe import objects_of, plain_config
 from stratafl.runs.recorder import NullRunFolder, RunRecorder, StoragePolicy
 from stratafl.runs.resume import ResumeHints, ResumeSession, lock_for_resume
 from stratafl.runs.trackers import check_trackers, trackers_for
 from stratafl.runs.writer import RunDescription, RunWriter
 from stratafl.simulation.callbacks import tracking
-from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
 from stratafl.simulation.progress import in_notebook
 from stratafl.simulation.simulation import Simulation
 
 HINTS = ResumeHints(
     "save",
     "simulation.save(..., force=True) in place of save= goes on all the same",
-    "`stratafl.runs.read_run` reads what it left; another run needs another folder",
+    "for more rounds begin another, with storage.keep_state = true",
 )
 _open_here: weakref.WeakValueDictionary[Path, SavedRun] = weakref.WeakValueDictionary()
 """The runs of this process that have not ended, by their folder: a program, such as a notebook, may
@@ -102,7 +99,6 @@ class Saving(NamedTuple):
     config: dict[str, Any]
     objects: dict[str, str]
     counts: LabelCounts
-    execution: Execution
 
     @property
     def name(self) -> str:
@@ -115,7 +111,6 @@ class Saving(NamedTuple):
 
 
 def saved(
-    groups: tuple[Problem, Method, Evaluation, Execution],
     simulation: Simulation,
     path: Path,
     checkpoint_every: int,
@@ -133,8 +128,8 @@ def saved(
             check_trackers(["tensorboard"])
         if ranks.is_first:
             files.check_writable("save", path.absolute().parent)
-    config = as_config(simulation, *groups)
-    saving = Saving(simulation, path, config, objects_of(*groups[:2]), label_counts(simulation), groups[-1])
+    config = plain_config(simulation)
+    saving = Saving(simulation, path, config, objects_of(simulation.experiment), LabelCounts.of(simulation.data))
     ranks.check_equal("config", config)
     ranks.check_equal("data", saving.counts.fingerprint)
     before = _open_here.get(path.resolve())
@@ -171,16 +166,16 @@ def _gone_on_with(saving: Saving, force: bool) -> RunWriter | NullRunFolder | No
         raise InvalidInput("save", path, "is a run's folder already: a run that has begun needs another one")
 
     def check(described: dict[str, Any]) -> None:
-        if "objects" not in described:
-            told = "is the folder of a run that did not begin in Python: see `stratafl run --resume`"
-            raise InvalidInput("save", path, told)
+        if "job" in described:
+            raise InvalidInput("save", path, "is the folder of a deployed run's root")
 
     with lock_for_resume(path, ranks, check) as (described, lock):
         _with_the_engine_of(described["engine"], saving)
         reopening = ResumeSession(path, described, lock, ranks, saving.say, force, HINTS)
-        restored = reopening.restore(saving.config, lambda: (simulation, saving.counts))
-        if not (restored.was_done and simulation.done):
-            return reopening.reopen(saving.config, restored)
+        if not reopening.restore_finished(saving.config, simulation, saving.counts):
+            restored = reopening.restore(saving.config, lambda: (simulation, saving.counts))
+            if not (restored.was_done and simulation.done):
+                return reopening.reopen(saving.config, restored)
         saving.say(f"done already: {len(simulation.history)} rounds in result().history")
         if lock is not None:
             lock.release()
@@ -190,7 +185,7 @@ def _gone_on_with(saving: Saving, force: bool) -> RunWriter | NullRunFolder | No
 def _with_the_engine_of(name: EngineName, saving: Saving) -> None:
     """Go on with what trained the run before, where the program names no engine: another
     measurement, or another version, may choose another one."""
-    simulation, execution = saving.simulation, saving.execution
+    simulation = saving.simulation
+    execution = simulation.experiment.execution
     if execution.engine in (None, "auto") and simulation.engine.name != name in get_args(EngineName):
-        precision = check_choice("precision", execution.precision, PRECISIONS)
-        simulation.engine = make_engine(name, simulation.engine.training, precision=precision)
+        simulation.engine = make_engine(name, simulation.engine.training, precision=execution.precision)

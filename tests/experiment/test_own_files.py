@@ -10,7 +10,7 @@ from PIL import Image
 
 from stratafl import InvalidInput, UserCodeError
 from stratafl.data.user_files import encode_labels
-from tests.config.conftest import data_of
+from tests.experiment.conftest import data_of
 
 X, Y = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32), np.arange(20) % 2
 
@@ -27,8 +27,8 @@ def test_the_numbers_of_a_tables_rows_are_no_input(folder: Path) -> None:
     rows = "".join(f"{number},{number % 3},{number % 2}\n" for number in range(12))
     (folder / "table.csv").write_text(f",age,label\n{rows}")
     with pytest.raises(InvalidInput, match=r"'Unnamed: 0': has no name in the file"):
-        data_of(folder, 'name = "table.csv"')
-    named = data_of(folder, 'name = "table.csv"\ncolumns = { inputs = ["age"] }')
+        data_of(folder, 'source = "table.csv"')
+    named = data_of(folder, 'source = "table.csv"\ncolumns = { inputs = ["age"] }')
     assert named.shape == (1,)
 
 
@@ -44,16 +44,16 @@ def test_the_numbers_of_a_tables_rows_are_no_input(folder: Path) -> None:
 def test_a_table_that_cannot_be_read_is_no_mistake_in_code(folder: Path, content: bytes, told: str) -> None:
     (folder / "table.csv").write_bytes(content)
     with pytest.raises(InvalidInput, match=rf"cannot be read: .*{told}") as caught:
-        data_of(folder, 'name = "table.csv"')
+        data_of(folder, 'source = "table.csv"')
     assert not isinstance(caught.value, UserCodeError)
 
 
 def test_a_suffix_may_be_in_capitals_and_another_file_is_named_as_such(folder: Path) -> None:
     (folder / "TABLE.CSV").write_text("age,label\n1,0\n2,1\n3,0\n4,1\n")
-    assert data_of(folder, 'name = "TABLE.CSV"').classes == ("0", "1")
+    assert data_of(folder, 'source = "TABLE.CSV"').classes == ("0", "1")
     np.save(folder / "plain.npy", X)
     with pytest.raises(InvalidInput, match=r"a function .*; this is none"):
-        data_of(folder, 'name = "./plain.npy"')
+        data_of(folder, 'source = "./plain.npy"')
 
 
 KINDS = {
@@ -76,7 +76,7 @@ def test_the_training_file_says_what_targets_are(folder: Path, suffix: str, trai
         frame = pd.DataFrame({"age": np.arange(len(values)), "label": values})
         frame.to_csv(folder / f"{name}.csv", index=False)
         frame.to_parquet(folder / f"{name}.parquet")
-    data = f'name = "train.{suffix}"\ntest = "test.{suffix}"'
+    data = f'source = "train.{suffix}"\ntest = "test.{suffix}"'
     if tested != trained and (trained, tested) != ("decimal", "whole"):
         with pytest.raises(InvalidInput, match=r"data.test targets = .*: must be .*, as the targets to train on are"):
             data_of(folder, data)
@@ -101,7 +101,7 @@ def test_a_column_of_a_type_of_pandas_is_what_its_values_are(folder: Path) -> No
     frame = pd.DataFrame({name: pd.Series(values, dtype=name) for name, values in columns.items()})
     frame.to_parquet(folder / "table.parquet")
     for name in columns:
-        made = data_of(folder, f'name = "table.parquet"\ncolumns = {{ inputs = "Int64", targets = "{name}" }}')
+        made = data_of(folder, f'source = "table.parquet"\ncolumns = {{ inputs = "Int64", targets = "{name}" }}')
         assert made.classes == classes[name], name
         assert made.inputs.flatten().tolist() == [1, 0, 10, 2]
 
@@ -113,14 +113,14 @@ def test_a_column_of_neither_numbers_nor_texts_is_refused(folder: Path) -> None:
 
     frame = pd.DataFrame({"age": range(4), "label": [Decimal("1.5"), Decimal("2"), Decimal("1.5"), Decimal("2")]})
     frame.to_parquet(folder / "table.parquet")
-    with pytest.raises(InvalidInput, match=r"data column = 'label': .*Decimal"):
-        data_of(folder, 'name = "table.parquet"')
+    with pytest.raises(InvalidInput, match=r"data.source column = 'label': .*Decimal"):
+        data_of(folder, 'source = "table.parquet"')
 
 
 def test_arrays_to_test_on_have_targets_of_the_kind_of_those_to_train_on(folder: Path) -> None:
     np.savez(folder / "both.npz", x_train=X, y_train=Y, x_test=X, y_test=Y.astype(np.float32))
-    with pytest.raises(InvalidInput, match=r"test targets = 'torch.float32': must be whole numbers"):
-        data_of(folder, 'name = "both.npz"')
+    with pytest.raises(InvalidInput, match=r"data.test targets = 'float32': must be whole numbers"):
+        data_of(folder, 'source = "both.npz"')
 
 
 @pytest.mark.parametrize(
@@ -135,16 +135,16 @@ def test_owners_of_arrays_are_as_many_as_samples(folder: Path) -> None:
     np.savez(folder / "short.npz", x=X, y=Y, owner=np.arange(7))
     for share in ("", "\ntest = 0.2"):
         with pytest.raises(InvalidInput, match="must have as many of owner as of y"):
-            data_of(folder, f'name = "short.npz"{share}')
+            data_of(folder, f'source = "short.npz"{share}')
 
 
 def test_arrays_to_train_on_may_be_tested_on_a_share(folder: Path) -> None:
     np.savez(folder / "train.npz", x_train=X, y_train=Y.astype(np.int32), owner_train=Y)
-    made = data_of(folder, 'name = "train.npz"\ntest = 0.2')
+    made = data_of(folder, 'source = "train.npz"\ntest = 0.2')
     assert made.test is not None and len(made.test.samples.targets_N) == 4
     np.savez(folder / "both.npz", x_train=X, y_train=Y, x_test=X, y_test=Y)
     with pytest.raises(InvalidInput, match=r"both\.npz has an x_test of its own"):
-        data_of(folder, 'name = "both.npz"\ntest = 0.2')
+        data_of(folder, 'source = "both.npz"\ntest = 0.2')
 
 
 def test_parts_of_a_data_set_are_no_classes_of_images(folder: Path) -> None:
@@ -153,8 +153,8 @@ def test_parts_of_a_data_set_are_no_classes_of_images(folder: Path) -> None:
             drawn(folder / "images" / part / label)
     for test in ("", "\ntest = 0.2"):
         with pytest.raises(InvalidInput, match=r"has a folder train: .*name both folders"):
-            data_of(folder, f'name = "images/"{test}')
-    made = data_of(folder, 'name = "images/train"\ntest = "images/val"')
+            data_of(folder, f'source = "images/"{test}')
+    made = data_of(folder, 'source = "images/train"\ntest = "images/val"')
     assert made.classes == ("cat", "dog") and made.test is not None and len(made.test.samples.targets_N) == 8
 
 
@@ -162,11 +162,11 @@ def test_hidden_files_and_folders_are_no_images(folder: Path) -> None:
     for label in ("cat", "dog", ".ipynb_checkpoints"):
         drawn(folder / "images" / label)
     (folder / "images" / "cat" / "._0.png").write_bytes(b"a file system's own")
-    made = data_of(folder, 'name = "images/"\ntest = 0.25')
+    made = data_of(folder, 'source = "images/"\ntest = 0.25')
     assert made.classes == ("cat", "dog") and len(made.samples.targets_N) == 6
 
 
 def test_images_of_more_than_8_bits_are_refused_and_not_made_white(folder: Path) -> None:
     drawn(folder / "images" / "cat", kind=np.uint16)
     with pytest.raises(InvalidInput, match=r"0\.png: expected 8 bits a channel, .*found I;16"):
-        data_of(folder, 'name = "images/"\ntest = 0.25')
+        data_of(folder, 'source = "images/"\ntest = 0.25')

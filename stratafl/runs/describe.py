@@ -1,4 +1,4 @@
-"""A run from Python as plain tables in the shape of a config, as far as it can be said in one.
+"""Experiments of a Python program as plain tables, with descriptions of its objects.
 
 A user's objects are named by where they are imported from ("my_nets:Net"), so that a change of that
 file is noticed, as it is for a config's. What a program defines itself, where a change of any other
@@ -15,7 +15,6 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stratafl.base.topology import Tree
+from stratafl.base.errors import InvalidInput
 from stratafl.base.tracebacks import is_installed
 from stratafl.core.flat_module import frozen_digest
 from stratafl.core.rule import Rule, average
-from stratafl.core.schedule import Schedule
+from stratafl.core.schedule import SyncSchedule
 from stratafl.data.inputs import as_tensor, is_array
-from stratafl.simulation.groups import Evaluation, Execution, Method, Problem
+from stratafl.experiment.experiment import Experiment, all_options, plain_value
+from stratafl.experiment.fields import options
+from stratafl.experiment.toml import with_full_paths
 from stratafl.simulation.simulation import Simulation
 
 Table = dict[str, Any]
@@ -40,62 +41,53 @@ distances."""
 MOST_ENTRIES = 64
 """The most entries of a list that is repeated as it is; a longer one has a digest."""
 DEEPEST = 5
-PLACES = {
-    "weights": "tree", "augment": "data", "test": "data", "initial": "model",
-    "keep_at_home": "model",
-    "periods": "schedule", "participation": "schedule", "leaf": "leaf", "batch": "leaf", "sampling": "leaf",
-    "loss": "objective", "metrics": "objective",
-}  # fmt: skip
-"""The tables of a config that arguments are in; those of the problem are otherwise in `data`, all
-others in `run`."""
-ELSEWHERE = ("tree", "model", "data", "partition", "rules", "leaf", "ranks", "network", "wait")
-"""What is said in another way: who holds which samples is in the fingerprint of the data."""
 
 
-def as_config(
-    simulation: Simulation, problem: Problem, method: Method, evaluation: Evaluation, execution: Execution
-) -> Table:
-    """Tables that describe what a run was set up from."""
-    tables: dict[str, Table] = {
-        "tree": {"shape": str(simulation.federation.tree.whole)},
-        "data": named(problem.data),
-        "model": {**named(problem.model), **_frozen(simulation)},
-        "method": _method(method.rules),
-        "schedule": {},
-        "leaf": _leaf(method.leaf, simulation),
-        "run": {},
-    }
-    if isinstance(problem.tree, Tree):
-        tables["tree"]["own_weights"] = digest(np.concatenate(problem.tree.weights))
-    for group in (problem, method, evaluation, execution):
-        usual = "data" if group is problem else "run"
-        for each in dataclasses.fields(group):
-            if each.name not in ELSEWHERE:
-                value = getattr(group, each.name)
-                place = tables.setdefault(PLACES.get(each.name, usual), {})
-                place[each.name] = None if value is None else described(value)
-    if simulation.clock is not None:
-        tables["network"] = simulation.clock.facts["network"]
-        tables["schedule"]["wait"] = [each.to_plain() for each in simulation.clock.workload.wait]
-    return tables
+def plain_config(simulation: Simulation) -> Table:
+    """Plain tables of a simulation's experiment, with descriptions of the objects of its
+    program."""
+    experiment = simulation.experiment
+    table: Table = {}
+    for name, option in options(Experiment).items():
+        value = getattr(experiment, name)
+        if option.section is None:
+            table[name] = _option(name, value)
+        else:
+            table[name] = {key: _option(f"{name}.{key}", getattr(value, key)) for key in options(option.section)}
+    if not _is_plain(experiment.model.name):
+        table["model"] |= _frozen(simulation)
+    if not _is_plain(experiment.tree.shape):
+        table["tree"]["shape"] = str(simulation.federation.tree.whole)
+    if not _is_plain(experiment.data.partition):
+        # who holds which samples is in the fingerprint of the data
+        table["data"]["partition"] = IN_MEMORY
+    if simulation.clock is not None and not _is_plain(experiment.network):
+        table["network"] = simulation.clock.facts["network"]
+    if not _is_plain(experiment.schedule.wait) and simulation.clock is not None:
+        table["schedule"]["wait"] = [policy.to_plain() for policy in simulation.clock.workload.wait]
+    return with_full_paths(table, Path.cwd())
 
 
-def objects_of(problem: Problem, method: Method) -> dict[str, str]:
-    """Arguments of a run that are objects of its program, not plain values: for each, where it is
-    imported from, or that it is in memory."""
-    given = {each.name: getattr(problem, each.name) for each in dataclasses.fields(problem)}
-    given |= {name: getattr(method, name) for name in ("rules", "leaf", "participation")}
-    given.pop("tree")
-    given.pop("weights")
-    return {name: _where(value) for name, value in given.items() if not _is_plain(value)}
+def _option(key: str, value: Any) -> Any:
+    """An option as plain data."""
+    try:
+        return plain_value(key, value)
+    except InvalidInput:
+        return described(value)
 
 
-def _method(rules: object) -> Table:
-    if isinstance(rules, str):
-        return {"name": rules}
-    if isinstance(rules, Mapping | Rule):
-        return dict(described(rules))
-    return {"rules": described(rules)}
+def objects_of(experiment: Experiment) -> dict[str, str]:
+    """Options that are objects of a program, not plain values: where each is imported from, or that
+    it is in memory."""
+    objects = {}
+    for key in all_options():
+        section, _, name = key.rpartition(".")
+        value = getattr(getattr(experiment, section) if section else experiment, name)
+        try:
+            plain_value(key, value)
+        except InvalidInput:
+            objects[key] = _where(value)
+    return objects
 
 
 def _frozen(simulation: Simulation) -> Table:
@@ -103,13 +95,6 @@ def _frozen(simulation: Simulation) -> Table:
     go on with the same."""
     digest = frozen_digest(simulation.flat)
     return {"frozen": digest[:16]} if digest else {}
-
-
-def _leaf(leaf: object, simulation: Simulation) -> Table:
-    """The chain; the rate it begins with is a number, whatever becomes of it."""
-    chain = {} if isinstance(leaf, Real) else described(leaf)
-    chain = {key: value for key, value in chain.items() if key != "name"}
-    return {**({"schedule": chain["lr"]} if "lr" in chain else {}), **chain, "lr": float(simulation.leaf.lr(0))}
 
 
 # -- one value -------------------------------------------------------------------------------------
@@ -124,7 +109,7 @@ def described(value: Any, depth: int = 0) -> Any:
         return value.item()
     if isinstance(value, Path | torch.device | torch.dtype):
         return str(value)
-    if isinstance(value, Schedule):
+    if isinstance(value, SyncSchedule):
         return list(value.periods)
     if is_array(value):
         return {"name": IN_MEMORY, "shape": list(value.shape), "sha256": digest(value)}
@@ -240,4 +225,6 @@ def digest(values: Tensor | np.ndarray | Sequence[Any]) -> str:
     rows = as_tensor("array", values)
     if rows.dim() > 0 and rows.nbytes > MOST_BYTES:
         rows = rows[:: -(-rows.nbytes // MOST_BYTES)]
-    return hashlib.sha256(rows.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
+    # one repeated entry has stride 0, which counts as contiguous, and cannot be viewed as bytes
+    copy = rows.cpu().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+    return hashlib.sha256(copy.numpy().tobytes()).hexdigest()[:16]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from stratafl.base.topology import Tree
-from stratafl.config.data import prepared
-from stratafl.config.schema import Config
+from stratafl.base.topology import Topology
 from stratafl.data.dataset import FederatedData
+from stratafl.experiment.experiment import Experiment
+from stratafl.experiment.loading import load_data
 
 LOADER = """
 import numpy as np
@@ -87,7 +87,7 @@ class Net(torch.nn.Module):
     def forward(self, codes, scale):
         return self.out(self.table(codes).mean(dim=1) * scale)
 """
-TREE = Tree.of("2x2")
+TREE = Topology.of("2x2")
 
 
 @pytest.fixture
@@ -100,15 +100,15 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def config(folder: Path, data: str, more: str = "") -> Config:
+def config(folder: Path, data: str, more: str = "") -> Experiment:
     text = '[tree]\nshape = "2x2"\n[schedule]\nperiods = [1, 2]\n'
-    (folder / "study.toml").write_text(f"{text}{more}\n[data]\n{data}\n")
-    return Config.load(folder / "study.toml")
+    (folder / "study.toml").write_text(f"{more}\n{text}\n[data]\n{data}\n")
+    return Experiment.from_toml(folder / "study.toml")
 
 
 def data_of(folder: Path, data: str, seed: int = 0) -> FederatedData:
-    return prepared(config(folder, data).data, TREE, seed)
+    return load_data(config(folder, data).data, TREE, seed)
 
 
-ROUNDS = '[model]\nname = "logistic"\n[run]\nrounds = 2\n'
-LAZY = 'name = "my_data.py:noisy"\nlazy = true\n'
+ROUNDS = 'rounds = 2\n\n[model]\nname = "logistic"\n'
+LAZY = 'source = "my_data.py:noisy"\nlazy = true\n'
