@@ -232,9 +232,9 @@ ENGINE = """
 import torch
 from torch import nn
 
-from stratafl.core.client_update import leaf
 from stratafl.engine import kernels
 from tests.engine import pairs
+from tests.flat import client_options
 
 ours = kernels.triton_backend()
 kernels.backend_for = lambda device, dtype: ours if dtype == torch.float32 else kernels.TORCH_BACKEND
@@ -246,11 +246,11 @@ def model():
 
 
 inputs = torch.randn(60, 3, 8, 8, generator=torch.Generator().manual_seed(2))
-usual = leaf(0.1, clip_norm=0.5, weight_decay=1e-2, momentum=0.5)
-adam = leaf(0.01, clip_norm=0.5, optimizer={"name": "adamw", "eps": 1e-3}, optimizer_state="keep", epochs=2)
+usual = client_options(0.1, clip_norm=0.5, weight_decay=1e-2, momentum=0.5)
+adam = client_options(0.01, clip_norm=0.5, optimizer={"name": "adamw", "eps": 1e-3}, optimizer_state="keep", epochs=2)
 pulls = ["fedprox", {"name": "feddyn", "alpha": 0.5, "pull": "after_clip"}]
 for rules, chain in (("mtgc", usual), (pulls, usual), ("mtgc", adam)):
-    more = {} if chain.epochs is None else {"periods": [1]}
+    more = {} if "epochs" not in chain else {"periods": [1]}
     given = {"model": model, "inputs": inputs, "rules": rules, "leaf": chain, "initial": model().state_dict(), **more}
     expected = pairs.federation(**given).run()
     sim = pairs.stacked(pairs.federation(**given), chunk_size=2)
