@@ -69,11 +69,43 @@ _VALUES: dict[str, Callable[[Any], Any]] = {
 """Values of format 1 in the notation of format 2."""
 
 
+KEYWORDS = {
+    "periods": "schedule.periods",
+    "participation": "schedule.participation",
+    "wait": "schedule.wait",
+    "rules": "method",
+    "batch": "client.batch_size",
+    "sampling": "client.sampling",
+    "partition": "data.partition",
+    "test": "data.test",
+    "test_partition": "data.test_partition",
+    "columns": "data.columns",
+    "lazy": "data.lazy",
+    "augment": "data.augment",
+    "weights": "tree.weights",
+    "initial": "model.initial",
+    "keep_at_home": "model.local_parameters",
+    "metrics": "evaluation.metrics",
+    "evaluate_every": "evaluation.every",
+    "evaluate_levels": "evaluation.levels",
+    "stop_at": "evaluation.stop_when",
+    "stop_when": "evaluation.stop_when",
+    "diagnose": "evaluation.drift",
+    "device": "execution.device",
+    "engine": "execution.engine",
+    "precision": "execution.precision",
+    "update_limit": "aggregation.update_limit",
+    "update_factor": "aggregation.update_factor",
+}
+"""Keywords that `simulate` had, and the options that they are now."""
+
+
 def new_place(key: str) -> str | None:
     """Where the meaning of an old key is now, for an error; None for a key that is simply
     unknown."""
-    if key in RENAMED:
-        return f"is {RENAMED[key]} now"
+    renamed = RENAMED | KEYWORDS
+    if key in renamed:
+        return f"is {renamed[key]} now"
     return REPLACED.get(key, f"is {TABLES[key]}" if key in TABLES else None)
 
 

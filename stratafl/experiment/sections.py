@@ -376,6 +376,10 @@ class Execution(Section):
     precision: Annotated[Literal["fp32", "tf32", "bf16", "fp16"], LowerCase] = "fp32"
     """Type of the products in training; models and corrections stay in float32."""
 
+    def __post_init__(self) -> None:
+        if self.device in ("auto", "loop", "stacked", "vmap"):
+            raise InvalidInput("execution.device", self.device, f'is an engine: engine = "{self.device}"')
+
 
 @section
 class Storage(Section):

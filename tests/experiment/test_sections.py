@@ -578,3 +578,16 @@ TRANSLATED = {
 @pytest.mark.parametrize(("old", "new"), TRANSLATED.values(), ids=TRANSLATED.keys())
 def test_notations_of_format_1_are_translated(old: dict[str, Any], new: dict[str, Any]) -> None:
     assert Experiment.from_table(legacy.current(old)) == Experiment.from_table(new)
+
+
+@pytest.mark.parametrize(("keyword", "option"), legacy.KEYWORDS.items())
+def test_a_keyword_of_earlier_versions_names_its_option(keyword: str, option: str) -> None:
+    with pytest.raises(InvalidInput, match=rf"^{keyword} = \[1\]: is {option} now$"):
+        Experiment(**{keyword: [1]})
+    assert option in all_options() or option in SECTIONS
+
+
+@pytest.mark.parametrize("engine", ["auto", "loop", "stacked", "vmap"])
+def test_an_engine_is_no_device(engine: str) -> None:
+    with pytest.raises(InvalidInput, match=f'execution.device = .*: is an engine: engine = "{engine}"'):
+        Experiment(execution=engine)
