@@ -224,7 +224,7 @@ def command(*arguments: object) -> int:
 
 def timeless(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Records without times and derived numbers."""
-    left_out = ("seconds", "over_nodes")
+    left_out = ("seconds", "over_nodes", "traffic")
     return [{key: value for key, value in record.items() if key not in left_out} for record in records]
 
 

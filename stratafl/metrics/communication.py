@@ -6,7 +6,7 @@ the bytes of its arrays (numbers such as a sample count are not counted).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,6 +79,14 @@ class Communication:
             bytes_up=count(self.up.bytes),
             bytes_down=count(self.down.bytes),
         )
+
+    def by_level(self, owned: Sequence[np.ndarray]) -> list[Total]:
+        """Messages between the nodes of each level below the root and their parents; counts only
+        the nodes in `owned`, a mask per level."""
+        return [
+            self._total(lambda counts, level=level: int(counts[level][owned[level]].sum()))  # type: ignore[misc]
+            for level in range(1, len(owned))
+        ]
 
     @property
     def client_bytes(self) -> int:

@@ -18,6 +18,7 @@ from stratafl.base.errors import InvalidInput, join_names
 from stratafl.base.topology import Topology
 from stratafl.base.validation import check_integer
 from stratafl.federation.update_checks import Rejection
+from stratafl.metrics.communication import Total
 from stratafl.metrics.drift import DriftSamples, DriftSums, Levels, append_syncs, drift_by_level, sum_over_ranks
 from stratafl.metrics.evaluation import EvaluationSums, finalize_metrics
 from stratafl.metrics.metrics import Better, Directions
@@ -96,6 +97,10 @@ LOST_ROUNDS = 3
 half of the clients."""
 
 
+Traffic = dict[str, dict[str, int]]
+"""Messages and bytes by level (as text, since JSON has no other keys) and direction."""
+
+
 @dataclass(frozen=True)
 class RoundResult:
     """Record of one global round."""
@@ -123,6 +128,10 @@ class RoundResult:
     """Rejected nodes whose update was finite, but far too large (see `update_checks`)."""
     renewed: bool = True
     """Whether the root has a new model: not where all updates were rejected, or none arrived."""
+    traffic: Traffic = field(default_factory=dict)
+    """Messages and bytes since the start of the run between the nodes of each level and their
+    parents, by level and direction: `messages_up`, `messages_down`, `bytes_up`, `bytes_down`. Empty
+    where it was not counted: in runs of earlier versions, and in a deployed tree."""
     over_nodes: OverNodes = field(default_factory=dict)
     """The `mean`, the `worst` and the `deviation` over the nodes of the levels asked for below the
     root, by level and metric."""
@@ -140,7 +149,11 @@ class RoundResult:
     def of(values: Mapping[str, Any]) -> RoundResult:
         """Read a record that `dataclasses.asdict` wrote, also by way of JSON."""
         # records of earlier versions lack some fields, and those of later versions have more
-        table = {"too_large": (), "renewed": True, "over_nodes": {}, **values} if isinstance(values, Mapping) else {}
+        table = (
+            {"too_large": (), "renewed": True, "over_nodes": {}, "traffic": {}, **values}
+            if isinstance(values, Mapping)
+            else {}
+        )
         cls = ClockedRound if "late" in table else DeployedRound if "absent" in table else RoundResult
         names = {f.name for f in fields(cls)}
         if not names <= set(table):
@@ -148,14 +161,20 @@ class RoundResult:
         values = {name: table[name] for name in table if name in names}
         real = int | float
         kinds: dict[str, Any] = {"round": int, "steps": int}
-        kinds |= dict.fromkeys(("metrics", "nodes", "drift", "over_nodes"), dict)
+        kinds |= dict.fromkeys(("metrics", "nodes", "drift", "over_nodes", "traffic"), dict)
         kinds |= dict.fromkeys(("lr", "bytes_per_client", "seconds", "clock_seconds", "clock_total"), real)
         for name in [name for name in kinds if name in names]:
             if not isinstance(values[name], kinds[name]) or isinstance(values[name], bool):
                 raise InvalidInput(f"record.{name}", values[name], "is of the wrong kind")
         levels = values["over_nodes"].values()
         over = [table for level in levels for table in (level.values() if isinstance(level, dict) else [level])]
-        for table in (values["metrics"], *values["nodes"].values(), *values["drift"].values(), *over):
+        for table in (
+            values["metrics"],
+            *values["nodes"].values(),
+            *values["drift"].values(),
+            *values["traffic"].values(),
+            *over,
+        ):
             if not isinstance(table, dict) or not all(isinstance(value, real) for value in table.values()):
                 raise InvalidInput("record.metrics", table, "must be numbers by name")
         named = {name: values[name] for name in ("refused", "too_large", "absent", "late") if name in values}
@@ -200,8 +219,8 @@ class RankRecord:
     """Sums for the root on this rank's share of the test data; None where it was not evaluated."""
     nodes: list[dict[str, dict[str, float]]]
     """For every evaluated level, the metrics of the nodes that this rank owns."""
-    client_bytes: int
-    """Bytes sent and received by its clients since the start of the run."""
+    traffic: list[Total]
+    """Messages of the nodes that this rank owns since the start of the run, by level from 1."""
     drift: DriftSamples | None
     clipped: int | None
     """Steps that a clip shortened; None where nothing clips."""
@@ -219,6 +238,7 @@ class RankRecord:
             "rejected": [[Rejection(*rejection) for rejection in at_sync] for at_sync in values["rejected"]],
             "evaluation": None if evaluation is None else EvaluationSums(*evaluation),
             "drift": None if drift is None else [(level, *sample) for level, *sample in drift],
+            "traffic": [Total(**total) for total in values["traffic"]],
         }
         return RankRecord(**{**values, **typed})
 
@@ -306,13 +326,23 @@ def merge_records(
         metrics=finalize_metrics(evaluations, objective.metrics) if evaluations else {},
         nodes=nodes,
         refused=tuple(rejected),
-        bytes_per_client=sum(part.client_bytes for part in parts) / tree.leaves,
+        bytes_per_client=sum(part.traffic[-1].bytes for part in parts) / tree.leaves,
         seconds=seconds,
         drift=_drift_measures(tree, total, rejected),
         too_large=tuple(rejection.name for rejection in total.rejected if rejection.is_oversized),
         renewed=parts[0].renewed,
+        traffic=_traffic_by_level(parts),
         over_nodes=over_nodes(tree, nodes, objective.better),
     )
+
+
+def _traffic_by_level(parts: Sequence[RankRecord]) -> Traffic:
+    """Messages and bytes of each level, summed over the ranks."""
+    levels = zip(*([asdict(total) for total in part.traffic] for part in parts), strict=True)
+    return {
+        str(level): {name: sum(total[name] for total in totals) for name in totals[0]}
+        for level, totals in enumerate(levels, 1)
+    }
 
 
 def _is_list(value: object, *kinds: type) -> bool:

@@ -294,12 +294,14 @@ class Simulation:
     def _rank_records(self, renewed: bool, evaluates: bool) -> list[RankRecord]:
         """Collect the records of all ranks of the synchronisations since the last call; all ranks
         must call it."""
+        tree = self.federation.tree
+        owned = [tree.owned(level) for level in range(len(tree.sizes))]
         record = RankRecord(
             rejected=self._rejected,
             renewed=renewed,
             evaluation=self.evaluator.evaluate_root(self.ranks, *self.rows(0)) if evaluates else None,
             nodes=self._evaluate_nodes() if evaluates else [],
-            client_bytes=self.traffic.communication.client_bytes,
+            traffic=self.traffic.communication.by_level(owned),
             drift=None if self.drift is None else self.drift.pop_round(),
             clipped=self._clipped(),
             client_steps=self._client_steps,

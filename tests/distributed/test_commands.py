@@ -127,7 +127,7 @@ def assert_alike(run: Path, other: Path, close: float) -> None:
         for name in ("model", "broadcast"):
             torch.testing.assert_close(a[name], b[name], rtol=close, atol=close)
     for a, b in zip(one["history"], two["history"], strict=True):
-        for name in ("round", "steps", "refused", "bytes_per_client"):
+        for name in ("round", "steps", "refused", "bytes_per_client", "traffic"):
             assert a[name] == b[name]
         assert a["metrics"]["loss"] == pytest.approx(b["metrics"]["loss"], rel=max(close, 1e-12))
 

@@ -15,6 +15,7 @@ from stratafl import Draw, InvalidInput, RoundResult, Simulation, Topology, rule
 from stratafl.base.errors import join_names
 from stratafl.base.topology import sibling_median
 from stratafl.federation.update_checks import DEFAULT_RATIO, Rejection, limits_by_level
+from stratafl.metrics.communication import Total
 from stratafl.metrics.objective import Objective
 from stratafl.metrics.records import LOST_ROUNDS, RankRecord, all_refused_error, merge_records
 from stratafl.simulation.result import Result
@@ -335,7 +336,7 @@ def test_thirty_thousand_refusals_are_told_in_no_time() -> None:
             renewed=False,
             evaluation=None,
             nodes=[],
-            client_bytes=0,
+            traffic=[Total(0, 0, 0, 0)] * 2,
             drift=[(2, "drift", [1.0], [1.0])],
             clipped=None,
             client_steps=1,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from stratafl import Draw, Result, average, mtgc, scaffold
+from stratafl import Draw, Result, RoundResult, average, mtgc, scaffold
 from stratafl.metrics.communication import Total
 from tests.flat import simulate
 from tests.problems import LeastSquares
@@ -40,7 +44,9 @@ def check(result: Result, clients: tuple, groups: tuple) -> None:
     assert models(account.level(1)) == tuple(GROUPS * count for count in groups)
     assert models(account.level(0)) == (0, 0, 0, 0)
     assert account.bytes_per_client == SIZE * (clients[2] + clients[3])
-    assert result.history[-1].bytes_per_client == account.bytes_per_client
+    last = result.history[-1]
+    assert last.bytes_per_client == account.bytes_per_client
+    assert last.traffic == {str(level): vars(account.level(level)) for level in (1, 2)}
 
 
 def test_hfedavg_sends_one_model_each_way() -> None:
@@ -163,5 +169,12 @@ def test_buffers_are_counted() -> None:
 
 def test_the_account_grows_round_by_round() -> None:
     sim = LeastSquares(SHAPE).simulation([average(), mtgc()], periods=[E, H], rounds=3)
-    seen = [record.bytes_per_client for record in sim]
-    assert seen == [SIZE * 2 * E * t for t in (1, 2, 3)]
+    records = list(sim)
+    assert [record.bytes_per_client for record in records] == [SIZE * 2 * E * t for t in (1, 2, 3)]
+    for level in ("1", "2"):
+        counts = [list(record.traffic[level].values()) for record in records]
+        assert all(one[name] < other[name] for one, other in pairwise(counts) for name in range(4))
+    stored = json.loads(json.dumps(asdict(records[-1])))
+    assert RoundResult.of(stored) == records[-1]
+    del stored["traffic"]
+    assert RoundResult.of(stored).traffic == {}, "a record of an earlier version"
