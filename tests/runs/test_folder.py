@@ -16,9 +16,10 @@ from pathlib import Path
 import pandas
 import pytest
 
-from stratafl import InvalidInput
+from stratafl import InvalidInput, RoundResult
 from stratafl.experiment.experiment import Experiment
 from stratafl.runs import list_runs, read_run
+from stratafl.runs.checkpoint import RoundLog
 from stratafl.runs.format import RunLock, is_locked
 from stratafl.runs.launch import Launch
 from tests.commands import command
@@ -350,3 +351,12 @@ def test_half_a_new_folder_is_never_seen(tmp_path: Path, monkeypatch) -> None:
         launch(tmp_path / "runs")
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [first.name]
     assert read_run(first).status == "done"
+
+
+def test_records_of_earlier_versions_keep_their_bytes(tmp_path: Path) -> None:
+    """A checkpoint has the digest of these lines, also after a run went on and was killed."""
+    values = {"round": 1, "steps": 4, "lr": 0.1, "metrics": {"loss": 0.5}, "nodes": {}, "refused": [],
+              "bytes_per_client": 8.0, "seconds": 0.1, "drift": {}, "too_large": [], "renewed": True,
+              "over_nodes": {}}  # fmt: skip
+    RoundLog(tmp_path, [RoundResult.of(values)]).close()
+    assert (tmp_path / "rounds.jsonl").read_text() == json.dumps(values) + "\n"
