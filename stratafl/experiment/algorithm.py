@@ -35,7 +35,7 @@ DEFAULT_STEPS, DEFAULT_SYNCS = 10, 5
 
 @dataclass(frozen=True, eq=False)
 class Algorithm:
-    """What runs on a tree, as far as neither data nor model are needed to tell."""
+    """Rules, schedule and client update of a run: all that needs neither data nor model."""
 
     tree: Topology
     """The tree; its weights are set once the data are known."""

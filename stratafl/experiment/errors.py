@@ -83,8 +83,8 @@ def _mistake(error: Any, cls: type) -> InvalidInput:
 
 
 def _locate(loc: Sequence[Any], cls: type) -> tuple[str, Option | None, type[Section], list[Any]]:
-    """Where a mistake is: the dotted key, its option, the innermost section, and what is left of
-    the location."""
+    """Locate a mistake: the dotted key, its option, the innermost section, and the rest of the
+    location."""
     path, option, within = SECTION_NAMES.get(cls.__name__, cls.__name__.lower()), None, cls
     rest = list(loc)
     while rest:
