@@ -217,9 +217,10 @@ class ClientIndex:
 
     @staticmethod
     def from_lists(numbers: Sequence[np.ndarray | Tensor]) -> ClientIndex:
-        """Index of one list of sample numbers per client; a list may be empty."""
+        """Index of a list of sample numbers per client, which may be empty or on another device."""
         offsets = np.cumsum([0, *map(len, numbers)])
-        return ClientIndex(torch.cat([torch.empty(0, dtype=torch.int64), *map(torch.as_tensor, numbers)]), offsets)
+        parts = [torch.as_tensor(part).cpu() for part in numbers]
+        return ClientIndex(torch.cat([torch.empty(0, dtype=torch.int64), *parts]), offsets)
 
     @property
     def sizes(self) -> np.ndarray:

@@ -208,6 +208,9 @@ class StackedEngine:
             return
         indices = self._draw_batches(active, request.first_step, steps)
         padded_length_H = indices.length_CH.max(axis=0)
+        if self._device.type == "cuda" and not self._gradients.reads_lengths:
+            # as in a CUDA graph: a product's last bits may depend on its padding
+            padded_length_H = np.full_like(padded_length_H, indices.mask_CHB.shape[2])
         # as many chunks as needed and as even as can be, so that few sizes need a CUDA graph
         count = -(-len(active) // (self.chunk_size or len(active)))
         size = -(-len(active) // count)

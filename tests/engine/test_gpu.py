@@ -37,10 +37,21 @@ def convolutional() -> nn.Module:
     return nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), nn.Linear(24 * 9, 3))
 
 
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(9, 32), nn.Linear(32, 3)
+        self.layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True)
+
+    def forward(self, codes: Tensor) -> Tensor:
+        return self.head(self.layer(self.embed(codes)).mean(dim=1))
+
+
 MODELS = {
     "perceptron": (lambda: mlp((3, 10, 10), 3, (30, 20)), (3, 10, 10)),
     "convolutional": (convolutional, (3, 10, 10)),
     "lstm": (lambda: lstm((6,), 3, vocabulary=9, embedding=3, hidden=4), (6,)),
+    "attention": (Attention, (6,)),
 }
 
 
@@ -180,19 +191,24 @@ def test_autocast_is_close_and_repeats_bits(engine_name: EngineName, precision: 
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
-@pytest.mark.parametrize("model", ["perceptron", "convolutional"])
-def test_same_bits_every_time_and_for_any_chunk_size(model: str, precision: str) -> None:
+@pytest.mark.parametrize("model", ["perceptron", "convolutional", "attention"])
+def test_same_bits_every_time_captured_or_not_and_for_any_chunk_size(model: str, precision: str) -> None:
+    """Batches have unequal lengths. Chunks may change the last bits where torch's own operations
+    compute."""
+
     def bits(chunk: int | None, capture: bool = True) -> list[bytes]:
-        sim = federation(model, augment=flip_and_crop, engine="loop")
+        sim = federation(model, augment=None if model == "attention" else flip_and_crop, engine="loop")
         options = {"chunk_size": chunk, "precision": precision, "cuda_graphs": capture}
         sim.engine = make_engine("stacked", sim.engine.training, **options)
+        assert sim.engine.how == "stacked"
         result = sim.run()
-        return [rows.cpu().numpy().tobytes() for rows in (*result.models, *result.corrections)]
+        return [rows.cpu().numpy().tobytes() for rows in (*result.models, *result.corrections) if rows is not None]
 
     first = bits(None)
     assert bits(None) == first
     assert bits(None, capture=False) == first
-    assert all(bits(chunk) == first for chunk in (1, 2, 3))
+    if model != "attention":
+        assert all(bits(chunk) == first for chunk in (1, 2, 3))
 
 
 @pytest.fixture

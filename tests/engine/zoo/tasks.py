@@ -220,7 +220,8 @@ def _(m, x, h, c):
 
 def _aligned(outputs: Tensor, targets: Tensor) -> Tensor:
     batch, places, _ = outputs.shape
-    lengths = torch.full((batch,), places), torch.full((batch,), 3)
+    # on the targets' device: PyTorch 2.11 demands that on a GPU, later releases take both
+    lengths = (torch.full((batch,), length, device=targets.device) for length in (places, 3))
     return F.ctc_loss(outputs.log_softmax(-1).transpose(0, 1), targets + 1, *lengths)
 
 
