@@ -143,7 +143,7 @@ class Run:
             for leaf, row in zip(tree_of(self.experiment).names[-1], rows, strict=True):
                 above = self.state(leaf).above
                 assert above is not None
-                own = above.optimizer if above.sent is None else above.sent.optimizer
+                own = above.optimiser if above.sent is None else above.sent.optimiser
                 found.append(float((own[name][0] - row).abs().sum()))
         return max(found)
 

@@ -153,7 +153,7 @@ class Deployed:
         above, chain = self.kept[leaf].above, self.trainer.engine.client_update
         assert above is not None
         first = chain.optimizer.init(self.start[0][None]) if chain.keeps_optimizer_state else {}
-        return (above.optimizer if above.sent is None else above.sent.optimizer) or {
+        return (above.optimiser if above.sent is None else above.sent.optimiser) or {
             **first,
             **self.trainer.initial_local,
         }

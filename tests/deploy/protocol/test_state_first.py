@@ -240,7 +240,7 @@ def test_of_an_older_state_a_leaf_keeps_what_only_it_has(older: bool) -> None:
     tree.trainer.engine.train = noted  # type: ignore[method-assign]
     tree.root.one_round()
     first = next(work for work in seen if work.clients == [0])
-    own = backup.optimizer if older else tree.trainer.initial_local
+    own = backup.optimiser if older else tree.trainer.initial_local
     assert torch.equal(tree.trainer.local_parameters.parameters.local(first.model.take([0])), own["local.model"])
-    assert not torch.equal(backup.optimizer["local.model"], tree.trainer.initial_local["local.model"])
+    assert not torch.equal(backup.optimiser["local.model"], tree.trainer.initial_local["local.model"])
     assert lost.above is not None and not first.corrections[-1].take([0]).any()
