@@ -433,17 +433,12 @@ class Simulation:
         """
         if not isinstance(path, str | Path):
             raise InvalidInput("save", path, "must be the path of a folder")
-        from stratafl.runs.saved import saved  # what writes files is above the simulation
+        from stratafl.runs.session import RunSession  # what writes files is above the simulation
 
-        storage = self.experiment.storage
-        self._recorder = saved(
-            self,
-            Path(path),
-            storage.checkpoint_every if checkpoint_every is None else checkpoint_every,
-            storage.keep_state if keep_state is None else keep_state,
-            tensorboard,
-            force,
-        )
+        storage = {"storage.checkpoint_every": checkpoint_every, "storage.keep_state": keep_state}
+        changes = {key: value for key, value in storage.items() if value is not None}
+        self.experiment = self.experiment.replace(changes) if changes else self.experiment
+        self._recorder = RunSession.save(self, Path(path), tensorboard=tensorboard, force=force)
 
     def run(self, progress: bool | None = None, callbacks: Sequence[Tracker] = ()) -> Result:
         """Run the remaining rounds.

@@ -23,8 +23,8 @@ from stratafl import Client, Data, Experiment, InvalidInput, Model, Simulation, 
 from stratafl.base.signals import Interrupted, InterruptExit
 from stratafl.engine import factory
 from stratafl.runs import read_run
-from stratafl.runs.launch import Launch
 from stratafl.runs.provenance import changes_since, identity
+from stratafl.runs.session import RunSession
 from tests.flat import client_options, simulate
 from tests.runs.conftest import ROOT, Server, contents
 from tests.runs.program import GROUP_ROUNDS
@@ -160,7 +160,7 @@ def test_it_is_listed_and_read_like_any_other(tmp_path: Path) -> None:
 def test_the_command_says_how_to_go_on(tmp_path: Path) -> None:
     study(save=tmp_path / "x")
     with pytest.raises(InvalidInput, match="objects of a Python program: run that again, with the same `save`"):
-        Launch.resume(tmp_path / "x")
+        RunSession.resume(tmp_path / "x")
 
 
 def test_regression_is_kept_too(tmp_path: Path) -> None:
@@ -394,7 +394,7 @@ def plain_experiment(**changes) -> Experiment:
 def test_a_run_without_objects_is_that_of_its_config(tmp_path: Path) -> None:
     """A program and a config that say the same give the same run."""
     (tmp_path / "plain.toml").write_text(PLAIN)
-    from_file = read_run(Launch.new(Experiment.from_toml(tmp_path / "plain.toml"), "plain", tmp_path).run().path)
+    from_file = read_run(RunSession.start(Experiment.from_toml(tmp_path / "plain.toml"), "plain", tmp_path).run().path)
     plain_experiment().run(save=tmp_path / "python")
     from_python = read_run(tmp_path / "python")
     one, other = (json.loads((run.path / "run.json").read_text()) for run in (from_file, from_python))
@@ -409,20 +409,20 @@ def test_program_and_command_go_on_with_the_same_run(tmp_path: Path) -> None:
     for folder in (tmp_path / "one", tmp_path / "other"):
         next(plain_experiment().start(save=folder))
     gc.collect()  # with its simulation a run ends in this process
-    Launch.resume(tmp_path / "one").run()
+    RunSession.resume(tmp_path / "one").run()
     (tmp_path / "plain.toml").write_text(PLAIN)
-    begun = Launch.new(Experiment.from_toml(tmp_path / "plain.toml"), "plain", tmp_path)
+    begun = RunSession.start(Experiment.from_toml(tmp_path / "plain.toml"), "plain", tmp_path)
 
     def stop(record) -> None:
         raise Interrupted(2)
 
     with pytest.raises(Interrupted):
         begun.run(stop)
-    for folder in (tmp_path / "other", begun.folder.path):
+    for folder in (tmp_path / "other", begun.path):
         plain_experiment().run(save=folder)
     models = [
         (folder / "model.safetensors").read_bytes()
-        for folder in (tmp_path / "whole", tmp_path / "one", tmp_path / "other", begun.folder.path)
+        for folder in (tmp_path / "whole", tmp_path / "one", tmp_path / "other", begun.path)
     ]
     assert models == [models[0]] * 4
 
