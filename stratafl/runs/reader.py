@@ -134,6 +134,8 @@ class StoredRun:
 
 def load_run(path: Path | str) -> StoredRun:
     """Load the run in a folder: its config, records, summary and model, also while it goes on."""
+    if not isinstance(path, str | Path):
+        raise InvalidInput("path", path, "must be the path of a run's folder")
     return read_run(path)
 
 

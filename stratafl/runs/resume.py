@@ -46,8 +46,6 @@ class Driver(NamedTuple):
     """Option for the path of the run."""
     by_force: str
     """Instruction for changed inputs."""
-    without_state: str
-    """Instruction for a finished run without a checkpoint."""
     resumption: Callable[[Path], str]
     """Instruction for an interrupted run."""
     rejected: Mapping[str, str]
@@ -210,7 +208,8 @@ class Resumption:
         return has_other_data
 
     def _without_state(self) -> InvalidInput:
-        return self.rejection(f"this run is done, and was not to keep its state: {self.driver.without_state}")
+        reason = "this run is done, and its state was not kept: for more rounds begin another, with"
+        return self.rejection(f"{reason} storage.keep_state = true")
 
     def _check_extension(self, simulation: Simulation) -> None:
         """Reject an extension with which completed rounds would have been different."""

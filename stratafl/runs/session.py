@@ -51,7 +51,6 @@ RoundCallback = Callable[[RoundResult], None]
 COMMAND = Driver(
     option="--resume",
     by_force="--force goes on all the same",
-    without_state="begin another, with storage.keep_state = true if that shall go on later",
     resumption=lambda path: f"go on with: stratafl run --resume {shlex.quote(str(path))}",
     rejected={
         "job": "is the root of a deployed run: `stratafl deploy up`, or its start.sh, goes on with it",
@@ -61,11 +60,10 @@ COMMAND = Driver(
 PROGRAM = Driver(
     option="save",
     by_force="simulation.save(..., force=True) in place of save= goes on all the same",
-    without_state="for more rounds begin another, with storage.keep_state = true",
     resumption=lambda path: f"the same program goes on from there: the run is kept in {path}",
     rejected={"job": "is the folder of a deployed run's root"},
 )
-DONE = "this run is done; with --set rounds=N it goes on, if it was to keep its state (storage.keep_state)"
+DONE = "this run is done; with --set rounds=N it goes on, if its state was kept (storage.keep_state)"
 _open_here: weakref.WeakValueDictionary[Path, RunSession] = weakref.WeakValueDictionary()
 """The programs' runs of this process that have not ended, by their folder: a program, such as a
 notebook, may set the same run up once more."""
@@ -302,7 +300,7 @@ class RunSession:
         """Finish the run: write the root's model and the summary, and remove the checkpoints, or
         all but that of the last round."""
         self._report_rejected_rounds()
-        progress, keeps_state = self.progress, self.storage.keep_state
+        progress, keeps_state = self.progress, self.storage.keep_state is not False
         if keeps_state:
             self._write_checkpoint()
         result = self.simulation.result()

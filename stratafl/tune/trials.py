@@ -274,7 +274,7 @@ class TrialRunner:
         stop_conditions: StopConditions,
         cost_limits: CostLimits,
     ) -> Path:
-        name = run_name(f"{label} seed {experiment.seed}")
+        experiment, name = experiment.one_of_many(), run_name(f"{label} seed {experiment.seed}")
         if before is None:
             session = RunSession.start(experiment, name, self.folder)
         else:

@@ -58,8 +58,8 @@ def test_pandas_reads_the_rounds_in_one_line(tmp_path: Path) -> None:
     assert frame["metrics.accuracy"].tolist() == table["metrics"].str["accuracy"].tolist()
 
 
-def test_a_finished_run_keeps_its_state_only_if_asked(tmp_path: Path) -> None:
-    assert names(finished(tmp_path, changes={"storage.keep_state": True}).path) == ["000002"]
+def test_a_finished_run_keeps_its_state_unless_told_not_to(tmp_path: Path) -> None:
+    assert names(finished(tmp_path, changes={"storage.keep_state": None}).path) == ["000002"]
     assert names(finished(tmp_path, changes={"storage.keep_state": False}).path) == []
 
 

@@ -34,5 +34,7 @@ def test_a_run_that_is_not_done_has_no_model(tmp_path: Path) -> None:
 
     with pytest.raises(Interrupted):
         session.run(stop)
+    with pytest.raises(fl.InvalidInput, match="path = 3: must be the path of a run's folder"):
+        fl.load_run(3)  # type: ignore[arg-type]
     with pytest.raises(fl.InvalidInput, match="is interrupted: the root's model is stored when a run is done"):
         fl.load_run(session.path).model_state()

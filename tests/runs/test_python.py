@@ -293,8 +293,8 @@ def test_force_goes_on_and_notes_it(tmp_path: Path) -> None:
 
 
 def test_a_finished_run_without_state_gives_its_result(tmp_path: Path, capsys) -> None:
-    first = study(save=tmp_path / "x").run()
-    again = study(save=tmp_path / "x")
+    first = study(save=tmp_path / "x", keep_state=False).run()
+    again = study(save=tmp_path / "x", keep_state=False)
     assert capsys.readouterr().err == "x: done already: 3 rounds in result().history\n"
     assert again.done and [record.round for record in again] == [1, 2, 3]
     result = again.run()
@@ -318,16 +318,14 @@ def test_a_finished_run_without_state_gives_its_result(tmp_path: Path, capsys) -
     ],
 )
 def test_what_a_finished_run_did_not_keep_is_one_line(question, tmp_path: Path) -> None:
-    study(save=tmp_path / "x").run()
+    study(save=tmp_path / "x", keep_state=False).run()
     with pytest.raises(InvalidInput, match=r"storage\.keep_state = False: .* were not kept when this run was finished"):
         question(study(save=tmp_path / "x"))
 
 
 def test_more_rounds_of_a_run_without_state_are_refused(tmp_path: Path) -> None:
-    study(save=tmp_path / "x").run()
-    told = (
-        "this run is done, and was not to keep its state: for more rounds begin another, with storage.keep_state = true"
-    )
+    study(save=tmp_path / "x", keep_state=False).run()
+    told = "this run is done, and its state was not kept: for more rounds begin another, with storage.keep_state = true"
     with pytest.raises(InvalidInput, match=told):
         study(save=tmp_path / "x", rounds=4)
     with pytest.raises(InvalidInput, match="has 3 rounds already, more than rounds = 2"):
@@ -428,12 +426,15 @@ def test_program_and_command_go_on_with_the_same_run(tmp_path: Path) -> None:
 
 
 def test_storage_of_the_experiment_is_that_of_save(tmp_path: Path) -> None:
-    kept = plain_experiment(storage={"keep_state": True})
-    kept.run(save=tmp_path / "x")
-    assert [path.name for path in (tmp_path / "x" / "checkpoints").iterdir()] == ["000002"]
-    assert len(kept.replace(rounds=3).run(save=tmp_path / "x").history) == 3
-    plain_experiment().run(save=tmp_path / "y")
+    experiment = plain_experiment()
+    experiment.run(save=tmp_path / "x")
+    assert [path.name for path in (tmp_path / "x" / "checkpoints").iterdir()] == ["000002"], "kept unless told not to"
+    assert len(experiment.replace(rounds=3).run(save=tmp_path / "x").history) == 3
+    experiment.replace(storage={"keep_state": False}).run(save=tmp_path / "y")
     assert not list((tmp_path / "y" / "checkpoints").iterdir())
+    simulation = experiment.start()
+    simulation.save(tmp_path / "z", keep_state=False)
+    assert read_run(tmp_path / "z").config["storage"] == {"checkpoint_every": 1, "keep_state": False}
 
 
 def test_an_interrupt_is_left_alone_where_nothing_is_saved(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def work(task: dict[str, Any], answers: Answers) -> None:
         answers.send("said", text=text)
 
     try:
-        experiment = Experiment.from_table(task["config"])
+        experiment = Experiment.from_table(task["config"]).one_of_many()
         if task["resume"] is not None:
             path = Path(task["resume"])
             session = RunSession.resume(path, experiment, say=say, force=task["force"])

@@ -141,7 +141,7 @@ def test_the_command_goes_further(tmp_path: Path, monkeypatch, capsys) -> None:
 
 def test_one_that_kept_no_state_is_left_alone(tmp_path: Path) -> None:
     run = done(tmp_path, keep_state=False)
-    with pytest.raises(InvalidInput, match=r"was not to keep its state: begin another"):
+    with pytest.raises(InvalidInput, match=r"its state was not kept: for more rounds begin another"):
         RunSession.resume(run, extended(run, ["rounds=4"]))
     assert read_run(run).status == "done" and (run / "model.safetensors").exists()
 
