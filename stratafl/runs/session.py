@@ -93,6 +93,7 @@ class RunSession:
         self.simulation, self.path, self.name, self.writer, self.config = simulation, path, name, writer, config
         self.ranks, self.driver = simulation.ranks, driver
         self.say: MessageCallback = ignore
+        """Called with messages for the user."""
         self.watch: RoundCallback = lambda record: None
         """Called with the record of every round."""
         if self.ranks.store is not None and self.ranks.is_first:
@@ -104,6 +105,7 @@ class RunSession:
             self._closing.callback(writer.close)
         # also where a program forgets the run before it is done
         self.close = weakref.finalize(self, self._closing.close)
+        """Close and unlock the folder; a second call does nothing."""
         self.summary: dict[str, Any] = {}
         """Numbers of the finished run."""
         self._stop: InterruptHandler | None = None
@@ -219,7 +221,6 @@ class RunSession:
         if simulation.done:
             # all rounds were done when it was stopped, and only the end was not written
             session.finish()
-            session.close()
             return None
         _open_here[path.resolve()] = session
         return session
@@ -231,16 +232,18 @@ class RunSession:
         """Progress of the run."""
         return Progress(len(self.simulation.history), self.simulation.meetings)
 
-    def run(self, watch: RoundCallback | None = None, say: MessageCallback = ignore) -> FinishedRun:
-        """Train the remaining rounds. watch: called with the record of every round."""
-        self.watch, self.say = watch or self.watch, say
+    def run(self, watch: RoundCallback | None = None, say: MessageCallback | None = None) -> FinishedRun:
+        """Train the remaining rounds.
+
+        watch: called with the record of every round. say: called with messages for the user.
+        """
+        self.watch, self.say = watch or self.watch, say or self.say
         with self.listening():
             while not self.simulation.done:
                 self.next_round()
             if self.close.alive:
                 # all rounds were done when it was stopped, and only the end was not written
                 self.finish()
-                self.close()
         return FinishedRun(self.path, self.summary)
 
     def next_round(self) -> RoundResult:
@@ -250,7 +253,6 @@ class RunSession:
             record = self.train_round(self._stop)
             if self.simulation.done:
                 self.finish()
-                self.close()
             return record
 
     @contextmanager
@@ -297,8 +299,8 @@ class RunSession:
                 return record
 
     def finish(self) -> None:
-        """Finish the run: write the root's model and the summary, and remove the checkpoints, or
-        all but that of the last round."""
+        """Finish the run and close the session: write the root's model and the summary, and remove
+        the checkpoints, or all but that of the last round."""
         self._report_rejected_rounds()
         progress, keeps_state = self.progress, self.storage.keep_state is not False
         if keeps_state:
@@ -308,6 +310,7 @@ class RunSession:
         if self.writer is not None:
             self.writer.finish(result.module.state_dict(), self.summary)
             self.writer.keep_only(*([progress] if keeps_state else []))
+        self.close()
 
     @contextmanager
     def record_outcome(self) -> Iterator[None]:
