@@ -155,7 +155,7 @@ class RunSession:
             before = Experiment.from_table(stored.described["config"])
             experiment = before if experiment is None else experiment
             if stored.was_done and not extensions(stored.described["config"], experiment.to_table()):
-                raise InvalidInput("--resume", path, DONE)
+                raise stored.rejection(DONE)
             experiment = experiment.replace(execution=before.execution)
             config = experiment.to_table()
 

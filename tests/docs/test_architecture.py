@@ -116,14 +116,22 @@ def test_a_round_enters_the_files_in_the_order_given() -> None:
         start += check_order(leg, calls[start:]) + 1
 
 
+(WALK,) = [block for block in BLOCKS if "run_command" in block]
+"""The way from a command to a simulation."""
+
+
 def test_a_command_enters_the_files_in_the_order_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = "[tree]\nshape = 2\n[data]\nsource = 'synthetic'\n[model]\nname = 'logistic'\n[schedule]\nperiods = [1]\n"
     (tmp_path / "run.toml").write_text(f"rounds = 1\n{config}")
     arguments = ["run", str(tmp_path / "run.toml"), "--runs", str(tmp_path / "runs"), "--quiet"]
     calls = traced(lambda: command(monkeypatch, *arguments))
-    (walk,) = [block for block in BLOCKS if "run_command" in block]
-    last = check_order(walk, calls)
-    assert calls[last].function == "Simulation"
+    assert calls[check_order(WALK, calls)].function == "Simulation"
+
+
+def test_simulate_goes_the_same_way_from_build_on() -> None:
+    calls = traced(lambda: fl.simulate("logistic", "synthetic", 2, rounds=1, schedule=[1]))
+    begin = [(call.file, call.function) for call in calls].index(("experiment/experiment.py", "simulate"))
+    assert calls[begin + check_order(WALK[WALK.index("simulation/build.py") :], calls[begin:])].function == "Simulation"
 
 
 def test_a_synchronisation_enters_the_federation_once() -> None:
