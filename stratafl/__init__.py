@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from stratafl.metrics.records import RoundResult
     from stratafl.rules import adam, feddyn, fedprox, median, momentum, mtgc, scaffold, yogi
     from stratafl.rules.registry import place, register
+    from stratafl.runs.reader import StoredRun, list_runs, load_run
     from stratafl.runs.trackers import MLflow, TensorBoard, WeightsAndBiases
     from stratafl.simulation.callbacks import tracking
     from stratafl.simulation.result import Result
@@ -85,6 +86,9 @@ _MODULES = {
     "place": "rules.registry",
     "register": "rules.registry",
     "simulate": "experiment.experiment",
+    "list_runs": "runs.reader",
+    "load_run": "runs.reader",
+    "StoredRun": "runs.reader",
     "MLflow": "runs.trackers",
     "TensorBoard": "runs.trackers",
     "WeightsAndBiases": "runs.trackers",
@@ -118,6 +122,7 @@ __all__ = [
     "Simulation",
     "StepDecay",
     "Storage",
+    "StoredRun",
     "SyncSchedule",
     "TensorBoard",
     "Topology",
@@ -132,6 +137,8 @@ __all__ = [
     "decay",
     "feddyn",
     "fedprox",
+    "list_runs",
+    "load_run",
     "median",
     "momentum",
     "mtgc",

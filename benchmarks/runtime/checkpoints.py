@@ -37,9 +37,8 @@ from stratafl.models.registry import build
 from stratafl.rules.registry import rules_for
 from stratafl.runs import format
 from stratafl.runs.checkpoint import CHUNK, Checkpoints, LogDigest, Progress
-from stratafl.runs.launch import Launch
 from stratafl.runs.provenance import Provenance
-from stratafl.runs.writer import RunWriter
+from stratafl.runs.session import RunSession
 
 CLIENTS, TIMES = "10x10", 3
 
@@ -125,25 +124,25 @@ def share_of_a_run(folder: Path, device: str) -> dict[str, Any]:
         storage={"checkpoint_every": 1},
         rounds=4,
     )
-    launch = Launch.new(experiment, "share", folder)
+    session = RunSession.start(experiment, "share", folder)
     rounds: list[float] = []
     spent: list[float] = []
-    assert isinstance(launch.folder, RunWriter)
-    write = launch.folder.checkpoints.write
+    assert session.writer is not None
+    write = session.writer.checkpoints.write
 
     def timed(progress: Progress, state: StateDict, records: LogDigest, provenance: Provenance) -> None:
         began = time.perf_counter()
         write(progress, state, records, provenance)
         spent.append(time.perf_counter() - began)
 
-    launch.folder.checkpoints.write = timed  # type: ignore[method-assign]
-    launch.run(lambda record: rounds.append(record.seconds))
+    session.writer.checkpoints.write = timed  # type: ignore[method-assign]
+    session.run(lambda record: rounds.append(record.seconds))
     every = Storage().checkpoint_every
     one, other = statistics.median(spent), every * statistics.median(rounds[1:])
     return {
         "model": "mlp",
-        "parameters": launch.simulation.flat.parameters,
-        "steps_per_round": launch.simulation.schedule.steps[0],
+        "parameters": session.simulation.flat.parameters,
+        "steps_per_round": session.simulation.schedule.steps[0],
         "round_seconds": rounds,
         "checkpoint_seconds": spent,
         "checkpoint_every": every,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stratafl.distributed.communicator import Communicator
     from stratafl.experiment.experiment import Experiment
     from stratafl.metrics.records import RoundResult
-    from stratafl.runs.launch import Launch
+    from stratafl.runs.session import RunSession
 
 
 def run_command(
@@ -52,7 +52,7 @@ def run_command(
     """Run what a config file describes, and keep it in a folder of its own."""
     from stratafl.distributed.launcher import distributed_session
     from stratafl.experiment.experiment import Experiment
-    from stratafl.runs.launch import Launch
+    from stratafl.runs.session import RunSession, extended
     from stratafl.runs.trackers import check_trackers
 
     if nproc is not None:
@@ -70,17 +70,17 @@ def run_command(
                     raise InvalidInput("--force", force, "is for --resume")
                 settings = None if config is None else Experiment.from_toml(config, change or ())
             if resume is not None:
-                further = Launch.changed(resume, change) if change else None
-                launch = Launch.resume(resume, _saying(resume.name, ranks), ranks, force, further)
+                further = extended(resume, change) if change else None
+                session = RunSession.resume(resume, further, ranks=ranks, say=_saying(resume.name, ranks), force=force)
             else:
                 assert config is not None and settings is not None
-                launch = Launch.new(settings, name or format.slug(config.stem), runs, ranks)
+                session = RunSession.start(settings, name or format.slug(config.stem), runs, ranks=ranks)
         except KeyboardInterrupt:
             raise Interrupted(signal.SIGINT, "interrupted before the first round") from None
         if ranks.is_first:
-            _show(launch, tracked, quiet, as_json)
+            _show(session, tracked, quiet, as_json)
         else:
-            launch.run()
+            session.run()
 
 
 def _shared(nproc: int, settings: Experiment | None) -> int:
@@ -104,25 +104,25 @@ def _saying(title: str, ranks: Communicator) -> Callable[[str], None]:
     return say
 
 
-def _show(launch: Launch, tracked: Sequence[str], quiet: bool, as_json: bool) -> None:
+def _show(session: RunSession, tracked: Sequence[str], quiet: bool, as_json: bool) -> None:
     from stratafl.cli.display import byte_count
     from stratafl.runs.trackers import trackers_for
     from stratafl.simulation.callbacks import tracking
     from stratafl.simulation.progress import ProgressBar
 
-    title, before, folder = escape_control(launch.name), len(launch.simulation.history), launch.folder.path
-    trackers = trackers_for(tracked, folder, launch.name, folder.name, before)
+    title, before, folder = escape_control(session.name), len(session.simulation.history), session.path
+    trackers = trackers_for(tracked, folder, session.name, folder.name, before)
     with (
-        ProgressBar(title, launch.simulation.rounds, quiet, done=before) as display,
-        tracking(trackers, launch.experiment.to_table()) as follow,
+        ProgressBar(title, session.simulation.rounds, quiet, done=before) as display,
+        tracking(trackers, session.config) as follow,
     ):
 
         def watch(record: RoundResult) -> None:
             display.show(record)
             follow(record)
 
-        launch.simulation.on_sync = display.on_sync
-        done = launch.run(watch, display.print_line)
+        session.simulation.on_sync = display.on_sync
+        done = session.run(watch, display.print_line)
     summary = done.summary
     if as_json:
         print(json.dumps({**summary, "path": str(done.path)}))

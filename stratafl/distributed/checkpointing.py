@@ -68,6 +68,15 @@ def scatter_state(ranks: Communicator, tree: Topology, state: StateDict) -> Stat
     return part
 
 
+def broadcast_state(ranks: Communicator, state: StateDict) -> StateDict:
+    """State of the first rank, on all ranks; a collective call."""
+    if not ranks.is_first:
+        return _receive(ranks, 0)
+    for rank in range(1, ranks.count):
+        _send(ranks, state, rank)
+    return state
+
+
 def check_full_state(tree: Topology, state: StateDict) -> None:
     """Raise `InvalidInput` unless the rows of a state are those of the whole tree."""
 

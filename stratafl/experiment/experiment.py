@@ -158,6 +158,11 @@ class Experiment(Section):
                 raise unknown_name(f"{name} key", rest, table)
         return Experiment(**{**values, **tables})
 
+    def one_of_many(self) -> Experiment:
+        """The experiment as one of a sweep or a search, whose runs keep no state unless it says
+        so."""
+        return self.replace({"storage.keep_state": False}) if self.storage.keep_state is None else self
+
     # -- runs --------------------------------------------------------------------------------------
 
     def check(self) -> None:

@@ -387,8 +387,10 @@ class Storage(Section):
 
     checkpoint_every: CountOrZero = 10
     """Global rounds between checkpoints; 0: only when the run is stopped."""
-    keep_state: Flag = False
-    """Whether a finished run keeps the model and correction of every node."""
+    keep_state: Flag | None = None
+    """Whether a finished run keeps the model and correction of every node, which it needs to go on
+    for more rounds. Unless given, a run of its own keeps them, and the runs of a sweep or a
+    search do not."""
 
 
 SECTIONS: dict[str, type[Section]] = {

@@ -11,13 +11,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stratafl.base import files
 from stratafl.base.errors import InvalidInput, first_line_of
 from stratafl.base.files import cannot_read, read_bytes, read_json
 from stratafl.runs import format
 from stratafl.runs.format import is_locked
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from stratafl.metrics.records import RoundResult
 
 MAX_FOLDER_DEPTH = 3
 """Maximum depth of folders that are searched for runs."""
@@ -110,6 +115,28 @@ class StoredRun:
         from stratafl.simulation.result import to_frame
 
         return to_frame(self.rounds)
+
+    @property
+    def records(self) -> list[RoundResult]:
+        """Records of the global rounds, as a loop over the simulation gave them."""
+        from stratafl.metrics.records import RoundResult
+
+        return [RoundResult.of(record) for record in self.rounds]
+
+    def model_state(self) -> dict[str, Tensor]:
+        """State dict of the root's model, of a finished run: `model.load_state_dict` takes it."""
+        from stratafl.runs.checkpoint import read_tensors
+
+        if self.status != format.DONE:
+            raise InvalidInput("run", self.path, f"is {self.status}: the root's model is stored when a run is done")
+        return read_tensors(self.path / format.MODEL)
+
+
+def load_run(path: Path | str) -> StoredRun:
+    """Load the run in a folder: its config, records, summary and model, also while it goes on."""
+    if not isinstance(path, str | Path):
+        raise InvalidInput("path", path, "must be the path of a run's folder")
+    return read_run(path)
 
 
 def read_run(path: Path | str) -> StoredRun:

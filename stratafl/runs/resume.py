@@ -5,17 +5,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from stratafl.base import files
 from stratafl.base.environment import environment
 from stratafl.base.errors import InvalidInput
 from stratafl.base.state_dict import StateDict
+from stratafl.distributed.checkpointing import broadcast_state
 from stratafl.distributed.communicator import Communicator
 from stratafl.experiment.loading import LabelCounts
 from stratafl.metrics.communication import Total
@@ -25,25 +25,31 @@ from stratafl.runs.checkpoint import Checkpoints, Progress, read_tensors
 from stratafl.runs.format import RunLock
 from stratafl.runs.provenance import Provenance, changes, config_digest, extensions, shorten
 from stratafl.runs.reader import read_rounds
-from stratafl.runs.recorder import MessageCallback, NullRunFolder, ignore
-from stratafl.runs.writer import Continuation, RunDescription, RunWriter
+from stratafl.runs.writer import Continuation, LockedRun, RunDescription, RunWriter
 from stratafl.simulation.simulation import Simulation
 
 Table = Mapping[str, Any]
+MessageCallback = Callable[[str], None]
 REPRODUCIBILITY_KEYS = ("stratafl", "commit", "torch", "numpy", "processor", "gpu")
 """Entries of the environment that must be equal to continue to the same bits."""
 OTHER_DATA = "the data, or how it is split,"
 
 
-class ResumeHints(NamedTuple):
-    """Texts that tell a user how to continue a run."""
+def ignore(text: str) -> None:
+    """Ignore a message."""
+
+
+class Driver(NamedTuple):
+    """Command or program that a run is recorded for, and what its user is told."""
 
     option: str
     """Option for the path of the run."""
     by_force: str
     """Instruction for changed inputs."""
-    without_state: str
-    """Instruction for a finished run without a checkpoint."""
+    resumption: Callable[[Path], str]
+    """Instruction for an interrupted run."""
+    rejected: Mapping[str, str]
+    """Runs that cannot be resumed: a key of their run.json, and the reason."""
 
 
 class RestoredRun(NamedTuple):
@@ -51,12 +57,9 @@ class RestoredRun(NamedTuple):
 
     simulation: Simulation
     counts: LabelCounts
-    checkpoints: Checkpoints | None
-    """Checkpoints of the run; None on ranks other than the first."""
     has_other_data: bool
     extended: list[str]
     """Differences in the length of the run."""
-    was_done: bool
 
     @property
     def progress(self) -> Progress:
@@ -64,44 +67,35 @@ class RestoredRun(NamedTuple):
         return Progress(len(self.simulation.history), self.simulation.meetings)
 
 
-class FinishedContents(NamedTuple):
-    """What the folder of every finished run has, also without a checkpoint."""
-
-    history: list[RoundResult]
-    model: dict[str, Tensor]
-    """State dict of the root's model."""
-    totals: dict[int, Total]
-    """Messages between each level and its parents."""
-    bytes_per_client: float
-
-
 @dataclass(frozen=True, eq=False)
-class ResumeSession:
-    """Run folder that is being resumed. The first rank has its lock."""
+class Resumption:
+    """Stored run that is being resumed."""
 
     path: Path
-    described: dict[str, Any]
-    """Contents of run.json."""
-    lock: RunLock | None
+    driver: Driver
     ranks: Communicator
     say: MessageCallback
     force: bool
     """Whether to continue with changed inputs, and record them."""
-    hints: ResumeHints
+    described: dict[str, Any]
+    """Contents of run.json."""
+    was_done: bool
+    locked: LockedRun | None = field(repr=False)
+    """The folder; None on ranks other than the first."""
 
     def rejection(self, reason: str) -> InvalidInput:
-        return InvalidInput(self.hints.option, self.path, reason)
+        """Error about the run, which names the option of its path."""
+        return InvalidInput(self.driver.option, self.path, reason)
 
     def restore(self, config: Table, make: Callable[[], tuple[Simulation, LabelCounts]]) -> RestoredRun:
         """Restore the run from its newest valid checkpoint. make: sets it up."""
-        checkpoints = Checkpoints(self.path, self.described["id"]) if self.lock is not None else None
-        was_done = bool(self.ranks.broadcast_first(checkpoints is not None and is_done(self.path)))
         extended: list[str] = []
         with self.ranks.raise_together():
-            if checkpoints is not None:
+            if self.locked is not None:
+                checkpoints = self.locked.checkpoints
                 self._check_unchanged(config, checkpoints)
                 extended = extensions(self._recorded_provenance(checkpoints, checkpoints.newest_first()).config, config)
-                if was_done and not checkpoints.available:
+                if self.was_done and not checkpoints.available:
                     raise self._without_state()
         self._restore_environment()
         with self.ranks.raise_together():
@@ -110,86 +104,79 @@ class ResumeSession:
                 if note not in simulation.notes:  # a note of the simulation was said before
                     self.say(str(note))
             has_other_data = self._check_data_and_engine(simulation, counts)
-        for progress in self.ranks.broadcast_first(None if checkpoints is None else list(checkpoints.newest_first())):
-            if self._try_restore(simulation, checkpoints, Progress(*progress)):
+        available = None if self.locked is None else list(self.locked.checkpoints.newest_first())
+        for progress in self.ranks.broadcast_first(available):
+            if self._try_restore(simulation, Progress(*progress)):
                 break
         with self.ranks.raise_together():
-            if was_done and not simulation.history:
+            if self.was_done and not simulation.history:
                 raise self._without_state()
             if extended and not self.force:
                 self._check_extension(simulation)
-        return RestoredRun(simulation, counts, checkpoints, has_other_data, extended, was_done)
+        return RestoredRun(simulation, counts, has_other_data, extended)
 
-    def restore_finished(self, config: Table, simulation: Simulation, counts: LabelCounts) -> bool:
+    def restore_saved(self, config: Table, simulation: Simulation, counts: LabelCounts) -> RestoredRun | None:
+        """Restore the simulation of a program; None if the run is done, and the simulation with
+        it."""
+        if self._restore_finished(config, simulation, counts):
+            return None
+        restored = self.restore(config, lambda: (simulation, counts))
+        return None if self.was_done and simulation.done else restored
+
+    def _restore_finished(self, config: Table, simulation: Simulation, counts: LabelCounts) -> bool:
         """Restore what every finished run keeps, its records and the root's model; return False for
         a run that has a state to restore.
 
         Raises if the simulation is not done with these records.
         """
-        stored = None
+        contents: StateDict = {}
         with self.ranks.raise_together():
-            if self.lock is not None and is_done(self.path):
-                checkpoints = Checkpoints(self.path, self.described["id"])
-                if not checkpoints.available:
-                    self._check_unchanged(config, checkpoints)
-                    stored = self._read_finished()
-        stored = self.ranks.broadcast_first(stored)
-        if stored is None:
+            if self.locked is not None and self.was_done and not self.locked.checkpoints.available:
+                self._check_unchanged(config, self.locked.checkpoints)
+                contents = _finished_contents(self.path)
+        contents = broadcast_state(self.ranks, contents)
+        if not contents:
             return False
         with self.ranks.raise_together():
             self._check_data_and_engine(simulation, counts)
-            simulation.restore_finished(*stored)
+            simulation.restore_finished(
+                [RoundResult.of(record) for record in contents["history"]],
+                contents["model"],
+                {total.pop("level"): Total(**total) for total in contents["communication"]},
+                contents["bytes_per_client"],
+            )
             if len(simulation.history) > simulation.rounds and not self.force:
                 self._check_extension(simulation)
             if not simulation.done:
                 raise self._without_state()
         return True
 
-    def _read_finished(self) -> FinishedContents:
-        """Contents of the folder of a finished run."""
-        path = self.path / format.SUMMARY
-        summary = files.read_json(path)
-        format.check_fields(path, summary, {"bytes_per_client": (int, float), "communication": list})
-        names = [f.name for f in fields(Total)]
-        for total in summary["communication"]:
-            format.check_fields(path, total, dict.fromkeys(("level", *names), int))
-        return FinishedContents(
-            [RoundResult.of(record) for record in read_rounds(self.path)],
-            read_tensors(self.path / format.MODEL),
-            {total["level"]: Total(*(total[name] for name in names)) for total in summary["communication"]},
-            summary["bytes_per_client"],
-        )
-
-    def reopen(self, config: Table, restored: RestoredRun) -> RunWriter | NullRunFolder:
+    def reopen(self, config: Table, restored: RestoredRun) -> RunWriter | None:
         """Open the folder, reset to the progress of the run."""
-        simulation, counts, checkpoints, has_other_data, extended, _ = restored
+        simulation, counts, has_other_data, extended = restored
         progress = restored.progress
         has_begun = progress > Progress(0)
         self.say(f"goes on after {progress}" if has_begun else "begins again: there is no checkpoint to go on from")
-        folder: RunWriter | NullRunFolder = NullRunFolder()
+        writer = None
         with self.ranks.raise_together():
-            if checkpoints is not None and self.lock is not None:
+            if self.locked is not None:
+                checkpoints = self.locked.checkpoints
                 checkpoints.discard_newer_than(progress)
                 changed = self._changes(config, checkpoints, [progress] if has_begun else [])
                 changed += [f"{OTHER_DATA} was changed"] if has_other_data else []
-                provenance = Provenance.of(config, self._initial_provenance)
-                description = RunDescription.of(config, simulation, counts)
-                folder = RunWriter.reset_to(
-                    self.path,
-                    self.lock,
-                    checkpoints,
-                    description,
-                    provenance,
-                    self.described,
+                writer = RunWriter.reset_to(
+                    self.locked,
+                    RunDescription.of(config, simulation, counts),
+                    Provenance.of(config, self._initial_provenance),
                     simulation.history,
                     Continuation(progress, changed, extended),
                 )
-        return folder
+        return writer
 
     def _check_unchanged(self, config: Table, checkpoints: Checkpoints) -> None:
         changed = self._changes(config, checkpoints, checkpoints.newest_first(), self.say)
         if changed and not self.force:
-            raise self.rejection(f"is no longer what this run began with: {shorten(changed)}; {self.hints.by_force}")
+            raise self.rejection(f"is no longer what this run began with: {shorten(changed)}; {self.driver.by_force}")
         for change in changed:
             self.say(f"goes on all the same: {change}")
 
@@ -221,7 +208,8 @@ class ResumeSession:
         return has_other_data
 
     def _without_state(self) -> InvalidInput:
-        return self.rejection(f"this run is done, and was not to keep its state: {self.hints.without_state}")
+        reason = "this run is done, and its state was not kept: for more rounds begin another, with"
+        return self.rejection(f"{reason} storage.keep_state = true")
 
     def _check_extension(self, simulation: Simulation) -> None:
         """Reject an extension with which completed rounds would have been different."""
@@ -237,13 +225,13 @@ class ResumeSession:
                 reason = f"the learning rate of round {record.round} was {record.lr:g} and would have been {rate:g}"
                 raise self.rejection(f"{reason} in a run of {simulation.rounds} rounds: begin another run")
 
-    def _try_restore(self, simulation: Simulation, checkpoints: Checkpoints | None, progress: Progress) -> bool:
+    def _try_restore(self, simulation: Simulation, progress: Progress) -> bool:
         """Try to restore a checkpoint; all ranks must call this."""
         state: StateDict = {}
         try:
             with self.ranks.raise_together():
-                if checkpoints is not None:
-                    state = checkpoints.read(progress)
+                if self.locked is not None:
+                    state = self.locked.checkpoints.read(progress)
             simulation.restore(state)
         except InvalidInput as problem:
             if problem.field == "state.engine":
@@ -285,32 +273,34 @@ class ResumeSession:
 
 
 @contextmanager
-def lock_for_resume(
-    path: Path, ranks: Communicator, check: Callable[[dict[str, Any]], None]
-) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Yield a run's description, and on the first rank its lock, which is released if the block
-    fails.
-
-    check: raises if the run cannot be resumed.
-    """
+def resuming(
+    path: Path, driver: Driver, ranks: Communicator, say: MessageCallback, force: bool
+) -> Iterator[Resumption]:
+    """Lock a stored run on the first rank; the lock is released if the block fails."""
     lock: RunLock | None = None
+    locked, described, was_done = None, dict[str, Any](), False
     try:
-        described: dict[str, Any] = {}
         with ranks.raise_together():
             if ranks.is_first:
                 # first, since its message is the clearest for a wrong path
-                check(format.read_description(path))
+                described = format.read_description(path)
+                for key, reason in driver.rejected.items():
+                    if key in described:
+                        raise InvalidInput(driver.option, path, reason)
                 format.check_plain(path)
                 lock = RunLock(path)
                 described = format.with_moved_paths(format.read_description(path), path)
-        yield ranks.broadcast_first(described), lock
+                locked = LockedRun(path, lock, Checkpoints(path, described["id"]), described)
+                was_done = _is_done(path)
+        described, was_done = ranks.broadcast_first([described, was_done])
+        yield Resumption(path, driver, ranks, say, force, described, was_done, locked)
     except BaseException:
         if lock is not None:
             lock.release()
         raise
 
 
-def is_done(path: Path) -> bool:
+def _is_done(path: Path) -> bool:
     """Whether a run is finished."""
     try:
         status = files.read_json(path / format.STATUS)
@@ -318,3 +308,20 @@ def is_done(path: Path) -> bool:
         # perhaps lost in a power failure; a finished run then only repeats its last rounds
         return False
     return isinstance(status, dict) and status.get("status") == format.DONE
+
+
+def _finished_contents(folder: Path) -> StateDict:
+    """What the folder of every finished run has, also without a checkpoint: its records, the root's
+    model, and its traffic."""
+    path = folder / format.SUMMARY
+    summary = files.read_json(path)
+    format.check_fields(path, summary, {"bytes_per_client": (int, float), "communication": list})
+    names = [f.name for f in fields(Total)]
+    for total in summary["communication"]:
+        format.check_fields(path, total, dict.fromkeys(("level", *names), int))
+    return {
+        "history": read_rounds(folder),
+        "model": read_tensors(folder / format.MODEL),
+        "communication": [{name: total[name] for name in ("level", *names)} for total in summary["communication"]],
+        "bytes_per_client": summary["bytes_per_client"],
+    }

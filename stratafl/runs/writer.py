@@ -129,6 +129,16 @@ class Continuation(NamedTuple):
         return {**described, "continued": [*before, added]}
 
 
+class LockedRun(NamedTuple):
+    """Existing run folder whose lock this process holds."""
+
+    path: Path
+    lock: RunLock
+    checkpoints: Checkpoints
+    described: dict[str, Any]
+    """Contents of run.json."""
+
+
 class RunWriter:
     """Run folder that is open for writing, and locked until it is closed."""
 
@@ -185,20 +195,15 @@ class RunWriter:
 
     @staticmethod
     def reset_to(
-        path: Path,
-        lock: RunLock,
-        checkpoints: Checkpoints,
+        run: LockedRun,
         description: RunDescription,
         provenance: Provenance,
-        described: dict[str, Any],
         history: Sequence[RoundResult],
         continuation: Continuation,
     ) -> RunWriter:
         """Open an existing run folder and reset it to this history, and to the progress at which
-        the run continues; the caller holds its lock.
-
-        described: contents of its run.json.
-        """
+        the run continues."""
+        path, lock, checkpoints, described = run
         files.remove_partials(path)
         files.remove_partials(checkpoints.folder)
         if continuation.changed:

@@ -132,12 +132,11 @@ def _build(
         print("".join(f"stratafl: {note}\n" for note in notes), end="", file=sys.stderr)
     return Simulation(
         experiment=experiment,
+        algorithm=algorithm,
         data=data,
         federation=federation,
         trainer=ClientTrainer(engine, local),
-        schedule=algorithm.schedule,
         evaluator=Evaluator(flat=flat, objective=trial.objective, test=trial.test, client_test=trial.client_test),
-        evaluated_levels=algorithm.evaluated_levels,
         drift=_drift(federation, local, experiment.evaluation.drift, training),
         clock=clock,
         workload=workload,

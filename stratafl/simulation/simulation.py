@@ -20,11 +20,10 @@ from stratafl.base.user_code import attribute_errors
 from stratafl.base.validation import check_integer, check_number
 from stratafl.core.client_training import Engine
 from stratafl.core.client_update import ClientUpdate, needs_sgd_path
-from stratafl.core.schedule import SyncSchedule
 from stratafl.data.dataset import FederatedData
 from stratafl.distributed.checkpointing import check_full_state, gather_state, scatter_state
 from stratafl.distributed.communicator import Communicator
-from stratafl.experiment.algorithm import rule_names
+from stratafl.experiment.algorithm import Algorithm, rule_names
 from stratafl.experiment.experiment import Experiment
 from stratafl.federation.federation import Federation
 from stratafl.federation.local_parameters import ClientTrainer
@@ -118,11 +117,10 @@ class Simulation:
         *,
         federation: Federation,
         trainer: ClientTrainer,
-        schedule: SyncSchedule,
         experiment: Experiment,
+        algorithm: Algorithm,
         data: FederatedData,
         evaluator: Evaluator,
-        evaluated_levels: Sequence[int],
         drift: Drift | None,
         clock: VirtualClock | None,
         workload: RecordedWorkload,
@@ -137,9 +135,9 @@ class Simulation:
         self.traffic, self.drift = CommunicationMeter(federation.tree), drift
         """Observers of the federation."""
         federation.observers = [self.traffic] if drift is None else [self.traffic, drift]
-        self.schedule, self.evaluator, self.objective = schedule, evaluator, evaluator.objective
+        self.schedule, self.evaluator, self.objective = algorithm.schedule, evaluator, evaluator.objective
         self.rounds, self.evaluate_every = experiment.rounds, experiment.evaluation.every
-        self.evaluate_levels = tuple(evaluated_levels)
+        self.evaluate_levels = algorithm.evaluated_levels
         self.history: list[RoundResult] = []
         self.method = method_label(rule_names(experiment.method))
         """The rules in a few words."""
@@ -147,15 +145,15 @@ class Simulation:
         self.on_sync: Callable[[int, int], None] = lambda syncs, syncs_per_round: None
         """Called after every synchronisation inside a global round, with the number of those done,
         and the number in a global round."""
-        self.step_ratio = float(workload.steps_N.mean()) / schedule.periods[-1]
+        self.step_ratio = float(workload.steps_N.mean()) / algorithm.schedule.periods[-1]
         """Mean steps of a client for each step of the schedule: more than one where the schedule
         counts passes over a client's data."""
         self.clock = clock
         """Virtual time of a network, where the run has one."""
         self.workload = workload
         """Messages and operations that decide the run's time and traffic on any network."""
-        """Opens the recorder of a folder; set by `simulate`."""
         self._recorder: Recorder | None = None
+        """Records the run in a folder; None if it is not saved, or was done when it was opened."""
         self._problem: InvalidInput | None = None
         self._kept: Result | None = None
         """Result of a finished run whose state was not kept."""
@@ -435,17 +433,12 @@ class Simulation:
         """
         if not isinstance(path, str | Path):
             raise InvalidInput("save", path, "must be the path of a folder")
-        from stratafl.runs.saved import saved  # what writes files is above the simulation
+        from stratafl.runs.session import RunSession  # what writes files is above the simulation
 
-        storage = self.experiment.storage
-        self._recorder = saved(
-            self,
-            Path(path),
-            storage.checkpoint_every if checkpoint_every is None else checkpoint_every,
-            storage.keep_state if keep_state is None else keep_state,
-            tensorboard,
-            force,
-        )
+        storage = {"storage.checkpoint_every": checkpoint_every, "storage.keep_state": keep_state}
+        changes = {key: value for key, value in storage.items() if value is not None}
+        self.experiment = self.experiment.replace(changes) if changes else self.experiment
+        self._recorder = RunSession.save(self, Path(path), tensorboard=tensorboard, force=force)
 
     def run(self, progress: bool | None = None, callbacks: Sequence[Tracker] = ()) -> Result:
         """Run the remaining rounds.

@@ -20,9 +20,9 @@ from stratafl.experiment.experiment import Experiment
 from stratafl.metrics.objective import Goal
 from stratafl.metrics.records import RoundResult, diverged_after, measured
 from stratafl.runs import StoredRun, format
-from stratafl.runs.launch import Launch
 from stratafl.runs.provenance import changed_files_since, essence, shorten
 from stratafl.runs.reader import read_run, scan
+from stratafl.runs.session import RunSession
 from stratafl.runs.sweep.plan import run_name
 from stratafl.runs.sweep.pool import Event, is_computed_alike
 from stratafl.tune.task import Cost, TuningTask
@@ -274,28 +274,28 @@ class TrialRunner:
         stop_conditions: StopConditions,
         cost_limits: CostLimits,
     ) -> Path:
-        name = run_name(f"{label} seed {experiment.seed}")
+        experiment, name = experiment.one_of_many(), run_name(f"{label} seed {experiment.seed}")
         if before is None:
-            launch = Launch.new(experiment, name, self.folder)
+            session = RunSession.start(experiment, name, self.folder)
         else:
-            launch = Launch.resume(before.path, self.say, force=self.keep_stale, experiment=experiment)
-        path = launch.folder.path
+            session = RunSession.resume(before.path, experiment, say=self.say, force=self.keep_stale)
+        path = session.path
         self._paths[_identity_key(experiment)] = path
         self.trained += 1
-        done, rounds = len(launch.simulation.history), launch.simulation.rounds
+        done, rounds = len(session.simulation.history), session.simulation.rounds
         self.show(Event(label, "began", {"rounds": rounds, "done": done}))
-        early_stopping = _EarlyStopping(self, launch, label, stop_conditions, cost_limits)
+        early_stopping = _EarlyStopping(self, session, label, stop_conditions, cost_limits)
         try:
-            with launch.record_outcome():
-                while not launch.simulation.done:
-                    launch.round(early_stopping.stop, early_stopping.after_round)
-                launch.finish(self.say)
+            with session.record_outcome():
+                while not session.simulation.done:
+                    session.train_round(early_stopping.stop)
+                session.finish()
         except Interrupted:
             if early_stopping.stop_reason is None:
                 if stop_conditions.stop.signal or not stop_conditions.is_late:
                     raise
                 raise OutOfTime from None
-            launch.folder.set_status(format.INTERRUPTED, launch.progress, early_stopping.stop_reason)
+            session.set_status(format.INTERRUPTED, early_stopping.stop_reason)
         except (UserCodeError, MissingExtra):
             raise
         except Exception as problem:
@@ -303,7 +303,7 @@ class TrialRunner:
             # for the memory, is a result, too
             self.say(f"{label}: {error_message(problem)}")
         finally:
-            launch.folder.close()
+            session.close()
         return path
 
 
@@ -311,16 +311,21 @@ class _EarlyStopping:
     """Early stopping of one run."""
 
     def __init__(
-        self, runner: TrialRunner, launch: Launch, label: str, stop_conditions: StopConditions, cost_limits: CostLimits
+        self,
+        runner: TrialRunner,
+        session: RunSession,
+        label: str,
+        stop_conditions: StopConditions,
+        cost_limits: CostLimits,
     ):
-        self.runner, self.launch, self.label = runner, launch, label
+        self.runner, self.session, self.label = runner, session, label
         self.stop_conditions, self.cost_limits = stop_conditions, cost_limits
         self.stop = InterruptHandler()
         """Stop requests for this run, which pass on the signals of the search."""
         self.stop_reason: str | None = None
         self.limit: int | None = None
         self.diverged: int | None = None
-        launch.simulation.on_sync = self.after_sync
+        session.simulation.on_sync, session.watch, session.say = self.after_sync, self.after_round, runner.say
 
     def after_sync(self, meetings: int, of: int) -> None:
         """Check for a stop after every synchronisation inside a global round."""
@@ -329,13 +334,13 @@ class _EarlyStopping:
 
     def after_round(self, record: RoundResult) -> None:
         """Check the limits after every global round."""
-        simulation = self.launch.simulation
+        simulation = self.session.simulation
         self.runner.show(Event(self.label, "round", {"round": record.round, "metrics": record.metrics}))
         self.diverged = diverged_after(self.diverged, vars(record))
         if simulation.done:
             return
         if self.limit is None or record.round in LIMIT_ROUNDS:
-            stored = read_run(self.launch.folder.path)
+            stored = read_run(self.session.path)
             self.limit = last_round(stored, self.runner.task, self.cost_limits)
         if self.diverged is not None or record.round >= self.limit:
             self.stop_reason = BEATEN if self.diverged is None else DIVERGED

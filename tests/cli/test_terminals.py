@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stratafl.experiment.experiment import Experiment
-from stratafl.runs.launch import Launch
+from stratafl.runs.session import RunSession
 from tests.commands import command
 
 SMALL = 'rounds = 1\n\n[tree]\nshape = "2x2"\n\n[model]\nname = "logistic"\n\n[schedule]\nperiods = [1, 1]\n'
@@ -36,8 +36,8 @@ def test_what_an_encoding_lacks_is_spelt_out(tmp_path: Path, monkeypatch: pytest
 
 def test_a_command_to_go_on_with_can_be_pasted(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(SMALL)
-    launch = Launch.new(Experiment.from_toml(tmp_path / "run.toml"), "run", tmp_path / "my runs")
-    assert shlex.split(launch.resume_command)[-3:] == ["run", "--resume", str(launch.run().path)]
+    session = RunSession.start(Experiment.from_toml(tmp_path / "run.toml"), "run", tmp_path / "my runs")
+    assert shlex.split(session.driver.resumption(session.path))[-3:] == ["run", "--resume", str(session.run().path)]
 
 
 def test_a_mark_at_the_beginning_of_a_config_is_none_of_it(tmp_path: Path) -> None:

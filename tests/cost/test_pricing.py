@@ -19,8 +19,8 @@ from stratafl.experiment.experiment import Experiment
 from stratafl.network.specification import Network
 from stratafl.report.page_data import page_data
 from stratafl.runs import StoredRun, list_runs, read_run
-from stratafl.runs.launch import Launch
 from stratafl.runs.reader import pack_runs
+from stratafl.runs.session import RunSession
 
 NETWORK = Network.of(
     {
@@ -48,7 +48,7 @@ def experiment(rounds: int = 3, seed: int = 0, **changes: dict[str, Any]) -> Exp
 
 
 def trained(description: Experiment, folder: Path) -> StoredRun:
-    return read_run(Launch.new(description, "study", folder).run().path)
+    return read_run(RunSession.start(description, "study", folder).run().path)
 
 
 CASES: dict[str, dict[str, Any]] = {

@@ -28,17 +28,17 @@ class Lots:
         return np.ones(draw.tree.sizes[draw.level], dtype=bool)
 
 
-def main(folder: Path, moment: int) -> None:
+def main(folder: Path, moment: int, keep_state: bool) -> None:
     torch.set_num_threads(1)
     ranks = Communicator.join()
     try:
         lots = Lots(ranks, moment)
         simulation = make(ranks, "uneven", "mtgc", participation=[None, lots], drift="ideal", broken=4, rounds=3)
-        simulation.save(folder, checkpoint_every=0, keep_state=True)
-        simulation.run()
+        simulation.save(folder, checkpoint_every=0, keep_state=keep_state)
+        assert len(simulation.run().history) == 3
     finally:
         ranks.leave()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), keep_state="without-state" not in sys.argv)

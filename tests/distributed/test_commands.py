@@ -17,7 +17,7 @@ import torch
 
 from stratafl.experiment.experiment import Experiment
 from stratafl.runs.checkpoint import Checkpoints, Progress
-from stratafl.runs.launch import Launch
+from stratafl.runs.session import RunSession
 from tests.distributed.conftest import ROOT
 from tests.runs.conftest import records, wait
 
@@ -114,7 +114,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("alone")
     (folder / "study.toml").write_text(CONFIG)
     experiment = Experiment.from_toml(folder / "study.toml", ["plugins=[]"])
-    return Launch.new(experiment, "study", folder).run().path
+    return RunSession.start(experiment, "study", folder).run().path
 
 
 def state(run: Path) -> dict:

@@ -1,5 +1,4 @@
-"""Saved run of a Python program on two ranks: interrupted within a round and resumed, it has the
-same bits."""
+"""Saved runs of a Python program on two ranks."""
 
 from __future__ import annotations
 
@@ -22,3 +21,13 @@ def test_run_interrupted_within_a_round_is_resumed(tmp_path: Path) -> None:
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["000001-000001"]
     on_ranks(2, "-m", "tests.distributed.program", run, 0)
     assert contents(run) == contents(uninterrupted)
+
+
+@pytest.mark.slow
+def test_finished_run_without_state_is_opened_on_all_ranks(tmp_path: Path) -> None:
+    arguments = "-m", "tests.distributed.program", tmp_path / "run", 0, "without-state"
+    on_ranks(2, *arguments)
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    before = [path.read_bytes() for path in files]
+    on_ranks(2, *arguments)
+    assert [path.read_bytes() for path in files] == before

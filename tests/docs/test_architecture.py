@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+import pytest
 import torch
 from torch import nn
 
 import stratafl as fl
+from tests.commands import command
 from tests.docs.blocks import ROOT
 from tests.test_architecture import FILES, LAYERS, PACKAGE
 
@@ -25,6 +28,7 @@ class Call(NamedTuple):
 
     file: str
     function: str
+    """Name of the function, or of the class that is made."""
     caller: str
     """File of the calling function; empty where that is not in the package."""
 
@@ -53,6 +57,39 @@ def test_named_files_define_the_functions_beside_them() -> None:
     assert {name for name in named if not (PACKAGE / name).exists() and not (ROOT / name).exists()} == set()
 
 
+def traced(function: Callable[[], object]) -> list[Call]:
+    """The calls of functions of the package while a function runs."""
+    files = {str(path): path.relative_to(PACKAGE).as_posix() for path in FILES}
+    calls = []
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename in files:
+            name = code.co_qualname.partition(".")[0] if code.co_name == "__init__" else code.co_name
+            caller = frame.f_back.f_code.co_filename if frame.f_back is not None else ""
+            calls.append(Call(files[code.co_filename], name, files.get(caller, "")))
+
+    sys.setprofile(profile)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def check_order(leg: str, calls: Sequence[Call]) -> int:
+    """Check that every file of a leg stands there once, and that its first function is first called
+    after that of the file above; returns the place of the last of these calls."""
+    rows = ROW.findall(leg)
+    files = [file for file, _ in rows]
+    assert len(set(files)) == len(files)
+    called = [(call.file, call.function) for call in calls]
+    places = [called.index((file, functions.split(", ")[0])) for file, functions in rows]
+    assert places == sorted(places), [rows[place] for place in range(1, len(rows)) if places[place] < places[place - 1]]
+    assert all((file, name) in called for file, functions in rows for name in functions.split(", "))
+    return places[-1]
+
+
 def traced_round() -> list[Call]:
     """The calls of a global round of four clients, whose only edge level synchronises once."""
     torch.manual_seed(0)
@@ -68,39 +105,33 @@ def traced_round() -> list[Call]:
         evaluation=fl.Evaluation(levels=[1]),
         execution=fl.Execution(engine="loop"),
     )
-    files = {str(path): path.relative_to(PACKAGE).as_posix() for path in FILES}
-    calls = []
-
-    def profile(frame: FrameType, event: str, argument: object) -> None:
-        if event == "call" and frame.f_code.co_filename in files:
-            caller = frame.f_back.f_code.co_filename if frame.f_back is not None else ""
-            calls.append(Call(files[frame.f_code.co_filename], frame.f_code.co_name, files.get(caller, "")))
-
-    sys.setprofile(profile)
-    try:
-        simulation.advance()
-    finally:
-        sys.setprofile(None)
-    return calls
+    return traced(simulation.advance)
 
 
 def test_a_round_enters_the_files_in_the_order_given() -> None:
-    """Every file stands once in each direction, and its first function is first called after that
-    of the file above."""
     calls, start = traced_round(), 0
     legs = dict(re.findall(r"^(down|up|record): .*\n((?:  .*\n)+)", "".join(BLOCKS[1:3]), flags=re.MULTILINE))
     assert list(legs) == ["down", "up", "record"]
     for leg in legs.values():
-        rows = ROW.findall(leg)
-        files = [file for file, _ in rows]
-        assert len(set(files)) == len(files)
-        called = [(call.file, call.function) for call in calls[start:]]
-        places = [called.index((file, functions.split(", ")[0])) for file, functions in rows]
-        assert places == sorted(places), [
-            rows[place] for place in range(1, len(rows)) if places[place] < places[place - 1]
-        ]
-        assert all((file, name) in called for file, functions in rows for name in functions.split(", "))
-        start += places[-1] + 1
+        start += check_order(leg, calls[start:]) + 1
+
+
+(WALK,) = [block for block in BLOCKS if "run_command" in block]
+"""The way from a command to a simulation."""
+
+
+def test_a_command_enters_the_files_in_the_order_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = "[tree]\nshape = 2\n[data]\nsource = 'synthetic'\n[model]\nname = 'logistic'\n[schedule]\nperiods = [1]\n"
+    (tmp_path / "run.toml").write_text(f"rounds = 1\n{config}")
+    arguments = ["run", str(tmp_path / "run.toml"), "--runs", str(tmp_path / "runs"), "--quiet"]
+    calls = traced(lambda: command(monkeypatch, *arguments))
+    assert calls[check_order(WALK, calls)].function == "Simulation"
+
+
+def test_simulate_goes_the_same_way_from_build_on() -> None:
+    calls = traced(lambda: fl.simulate("logistic", "synthetic", 2, rounds=1, schedule=[1]))
+    begin = [(call.file, call.function) for call in calls].index(("experiment/experiment.py", "simulate"))
+    assert calls[begin + check_order(WALK[WALK.index("simulation/build.py") :], calls[begin:])].function == "Simulation"
 
 
 def test_a_synchronisation_enters_the_federation_once() -> None:

@@ -15,8 +15,8 @@ from stratafl.deploy.sites.site import Site, experiment_of
 from stratafl.deploy.sites.topology import DeploymentTopology
 from stratafl.experiment.experiment import Experiment
 from stratafl.experiment.loading import LabelCounts
-from stratafl.runs.launch import Launch
 from stratafl.runs.reader import read_run
+from stratafl.runs.session import RunSession
 from stratafl.runs.sweep.plan import Plan
 from stratafl.simulation.build import build
 from stratafl.simulation.deployed import part_of, root_of
@@ -36,28 +36,28 @@ def test_what_a_config_names_lies_beside_it(folder: Path, tmp_path: Path, monkey
     (folder / "sweeps" / "sweep.toml").write_text('config = "../study.toml"\n[grid]\nseed = 2\n')
     (entry, _) = Plan.load(folder / "sweeps" / "sweep.toml").entries
     assert entry.experiment == made
-    done = Launch.new(made, "study", elsewhere / "runs").run()
+    done = RunSession.start(made, "study", elsewhere / "runs").run()
     files = json.loads((done.path / "run.json").read_text())["inputs"]["files"]
     assert {f"{folder}/my_data.py", f"{folder}/net.py", f"{folder}/my_rule.py"} <= set(files)
 
 
 def stopped(made: Experiment, runs: Path) -> Path:
     """A run that was interrupted after its first round."""
-    launch = Launch.new(made, "study", runs)
-    record = next(iter(launch.simulation))
-    launch.folder.append_round(record)
-    launch.folder.checkpoint(launch.progress, launch.simulation.state(history=False))
-    launch.folder.close()
-    return launch.folder.path
+    session = RunSession.start(made, "study", runs)
+    record = next(iter(session.simulation))
+    session.writer.append_round(record)
+    session.writer.checkpoint(session.progress, session.simulation.state(history=False))
+    session.close()
+    return session.path
 
 
 def test_a_lazy_run_goes_on_to_the_same_bits(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = config(folder, LAZY, 'rounds = 3\n\n[model]\nname = "logistic"\n')
-    whole = Launch.new(made, "whole", tmp_path / "runs").run().path
+    whole = RunSession.start(made, "whole", tmp_path / "runs").run().path
     path = stopped(made, tmp_path / "runs")
     torch.manual_seed(3)
     monkeypatch.chdir(tmp_path)
-    Launch.resume(path).run()
+    RunSession.resume(path).run()
     assert (path / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     assert read_run(path).status == "done"
 
@@ -68,7 +68,7 @@ def test_a_resume_notices_other_data(folder: Path, tmp_path: Path) -> None:
     path = stopped(config(folder, 'source = "own.npz"\ntest = 0.25', ROUNDS), tmp_path / "runs")
     np.savez(folder / "own.npz", x=x * 2, y=y)
     with pytest.raises(InvalidInput, match=r"own\.npz was changed"):
-        Launch.resume(path)
+        RunSession.resume(path)
     path = stopped(config(folder, 'source = "my_data.py:arrays"\n', ROUNDS), tmp_path / "runs")
     described = json.loads((path / "run.json").read_text())
     described["data"] = LabelCounts.of(
@@ -76,7 +76,7 @@ def test_a_resume_notices_other_data(folder: Path, tmp_path: Path) -> None:
     ).fingerprint
     (path / "run.json").write_text(json.dumps(described))
     with pytest.raises(InvalidInput, match="is no longer what this run began with"):
-        Launch.resume(path)
+        RunSession.resume(path)
 
 
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])

@@ -29,7 +29,7 @@ from stratafl.report.summary import SummaryCell, columns
 from stratafl.runs import read_run
 from stratafl.runs.curves import curve_of, mean_curve
 from stratafl.runs.groups import group_runs, select_metric
-from stratafl.runs.launch import Launch
+from stratafl.runs.session import RunSession
 from stratafl.runs.sweep import PlannedRun, table
 from tests.flat import simulate
 from tests.metrics.evaluated import evaluated
@@ -145,7 +145,7 @@ CONFIG = {
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("diverged") / "runs"
     for name, rate in (("dead", 0.3), ("alive", 0.01)):
-        Launch.new(Experiment.from_table({**CONFIG, "client": {"lr": rate}}), name, folder).run()
+        RunSession.start(Experiment.from_table({**CONFIG, "client": {"lr": rate}}), name, folder).run()
     return folder
 
 

@@ -15,7 +15,7 @@ from stratafl import InvalidInput, Simulation
 from stratafl.experiment.experiment import Experiment
 from stratafl.metrics.objective import Goal, default_metric, parse_goal, parse_goals
 from stratafl.runs import StoredRun, read_run
-from stratafl.runs.launch import Launch
+from stratafl.runs.session import RunSession
 from stratafl.runs.sweep import Plan, table
 from stratafl.simulation.build import build
 from tests.flat import simulate
@@ -127,7 +127,7 @@ CONFIG = {
 
 def stored(folder: Path, stop_when: str | None = None) -> StoredRun:
     config = Experiment.from_table(CONFIG).replace({"evaluation.stop_when": stop_when})
-    return read_run(Launch.new(config, "one", folder).run().path)
+    return read_run(RunSession.start(config, "one", folder).run().path)
 
 
 def test_a_config_stops_and_its_folder_says_which_way_is_better(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from stratafl.core.flat_module import check_frozen, frozen_digest
 from stratafl.experiment.experiment import Experiment
 from stratafl.experiment.loading import model_factory
 from stratafl.models.lora import LowRank, adapters, merged
-from stratafl.runs.launch import Launch
+from stratafl.runs.session import RunSession
 from stratafl.simulation.build import build
 from stratafl.simulation.deployed import initial_model
 from tests.flat import simulate
@@ -347,9 +347,9 @@ def test_base_file_must_match_the_model(tmp_path: Path, change: Any, message: st
 def test_run_records_the_file_of_its_base(tmp_path: Path) -> None:
     base(tmp_path)
     settings = config(tmp_path, base=str(tmp_path / "base.safetensors"), lora={"rank": 2, "targets": ["1"]})
-    launch = Launch.new(settings, "run", tmp_path / "runs")
-    launch.run()
-    noted = json.loads((launch.folder.path / "run.json").read_text())["inputs"]["files"]
+    session = RunSession.start(settings, "run", tmp_path / "runs")
+    session.run()
+    noted = json.loads((session.path / "run.json").read_text())["inputs"]["files"]
     assert str(tmp_path / "base.safetensors") in noted
 
 

@@ -16,7 +16,7 @@ from stratafl.experiment.experiment import Experiment
 from stratafl.report.page import page as page_of
 from stratafl.report.page_data import page_data
 from stratafl.runs.groups import collect_runs
-from stratafl.runs.launch import Launch
+from stratafl.runs.session import RunSession
 
 METHODS = {"HFedAvg": "hfedavg", "MTGC": "mtgc"}
 SETTINGS = len(METHODS)
@@ -44,7 +44,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stored") / "runs"
     for title, method in METHODS.items():
         for seed in SEEDS:
-            Launch.new(experiment(method, seed), title, folder).run()
+            RunSession.start(experiment(method, seed), title, folder).run()
     return folder
 
 

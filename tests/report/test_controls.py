@@ -10,7 +10,7 @@ import pytest
 
 from stratafl.report.summary import as_csv, as_latex, columns, default_targets
 from stratafl.runs.groups import collect_runs, group_runs, select_metric
-from stratafl.runs.launch import Launch
+from stratafl.runs.session import RunSession
 from tests.report.conftest import METHODS, ROUNDS, Page, edit, experiment, write
 
 SAVED = """(() => {
@@ -23,7 +23,7 @@ SAVED = """(() => {
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in which every node was evaluated."""
     folder = tmp_path_factory.mktemp("nodes") / "runs"
-    Launch.new(experiment(evaluation={"levels": [1, 2]}), "nodes", folder).run()
+    RunSession.start(experiment(evaluation={"levels": [1, 2]}), "nodes", folder).run()
     return folder
 
 

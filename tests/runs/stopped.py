@@ -8,7 +8,7 @@ import pytest
 
 from stratafl.base.signals import Interrupted
 from stratafl.experiment.experiment import Experiment
-from stratafl.runs.launch import Launch
+from stratafl.runs.session import RunSession
 
 CONFIG = {
     "tree": {"shape": "2x2"},
@@ -23,15 +23,15 @@ CONFIG = {
 
 def stopped_after(rounds: int, folder: Path) -> Path:
     """A run with checkpoints of the last two rounds it did."""
-    launch = Launch.new(Experiment.from_table(CONFIG), "study", folder)
+    session = RunSession.start(Experiment.from_table(CONFIG), "study", folder)
 
     def watch(record) -> None:
         if record.round == rounds + 1:
             raise Interrupted(2)
 
     with pytest.raises(Interrupted):
-        launch.run(watch)
-    return launch.folder.path
+        session.run(watch)
+    return session.path
 
 
 def names(run: Path) -> list[str]:

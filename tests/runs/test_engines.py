@@ -15,8 +15,7 @@ from stratafl.cli.main import main
 from stratafl.experiment.experiment import Experiment
 from stratafl.report.page_data import page_data
 from stratafl.runs import read_run
-from stratafl.runs.launch import Launch
-from stratafl.runs.recorder import FinishedRun
+from stratafl.runs.session import FinishedRun, RunSession
 
 MODEL = """
 from torch import nn
@@ -76,19 +75,19 @@ def study(folder: Path, model: str, engine: str, precision: str = "fp32") -> Exp
 
 
 def finished(settings: Experiment, folder: Path) -> FinishedRun:
-    return Launch.new(settings, "whole", folder).run()
+    return RunSession.start(settings, "whole", folder).run()
 
 
 def interrupted(settings: Experiment, folder: Path) -> Path:
-    launch = Launch.new(settings, "halves", folder)
+    session = RunSession.start(settings, "halves", folder)
 
     def stop(record) -> None:
         if record.round == 2:
             raise Interrupted(2, "enough")
 
     with pytest.raises(Interrupted):
-        launch.run(stop)
-    return launch.folder.path
+        session.run(stop)
+    return session.path
 
 
 def described(path: Path) -> dict:
@@ -123,7 +122,7 @@ def test_what_ran_is_recorded_and_goes_on_to_the_same_bits(
     assert len(noted) == (asked != ran)
     assert list(read_run(path).notes) == described(path)["notes"]
     said: list[str] = []
-    Launch.resume(path, said.append).run()
+    RunSession.resume(path, say=said.append).run()
     assert [line for line in said if "was asked for" in line] == noted, "also where it goes on, once"
     one, other = (load_file(folder / "model.safetensors") for folder in (uninterrupted, path))
     assert all((one[name] == other[name]).all() for name in one)
@@ -169,7 +168,7 @@ def test_a_precision_outlives_the_engine_that_was_asked_for(tmp_path: Path, caps
     assert "honoured" not in capsys.readouterr().err
     path = interrupted(settings, tmp_path / "runs")
     assert (described(path)["engine"], described(path)["precision"]) == ("loop", "bf16")
-    Launch.resume(path).run()
+    RunSession.resume(path).run()
     one, other = (load_file(folder / "model.safetensors") for folder in (uninterrupted, path))
     assert all((one[name] == other[name]).all() for name in one)
 
@@ -179,11 +178,11 @@ def test_a_run_does_not_go_on_with_another_engine(tmp_path: Path) -> None:
     values = described(path)
     (path / "run.json").write_text(json.dumps({**values, "engine": "vmap"}))
     with pytest.raises(InvalidInput, match="trained by vmap; here: loop: the module or loss draws random numbers"):
-        Launch.resume(path)
+        RunSession.resume(path)
 
 
 def test_a_record_and_checkpoints_of_other_engines_are_refused(tmp_path: Path) -> None:
     path = interrupted(study(tmp_path, "convolutional", "loop"), tmp_path / "runs")
     (path / "run.json").write_text(json.dumps({**described(path), "engine": "vmap"}))
     with pytest.raises(InvalidInput, match=r"its checkpoint is of engine 'loop', and its run\.json of 'vmap'"):
-        Launch.resume(path)
+        RunSession.resume(path)

@@ -21,15 +21,15 @@ from stratafl.experiment.experiment import Experiment
 from stratafl.runs import list_runs, read_run
 from stratafl.runs.checkpoint import RoundLog
 from stratafl.runs.format import RunLock, is_locked
-from stratafl.runs.launch import Launch
+from stratafl.runs.session import RunSession
 from tests.commands import command
 from tests.runs.conftest import ROOT, Server
 from tests.runs.stopped import CONFIG, names, stopped_after
 
 
-def launch(folder: Path, name: str = "study", changes: dict[str, object] | None = None):
+def finished(folder: Path, name: str = "study", changes: dict[str, object] | None = None):
     experiment = Experiment.from_table({**CONFIG, "rounds": 2}).replace(changes)
-    return Launch.new(experiment, name, folder).run()
+    return RunSession.start(experiment, name, folder).run()
 
 
 # -- what is in them -------------------------------------------------------------------------------
@@ -37,7 +37,7 @@ def launch(folder: Path, name: str = "study", changes: dict[str, object] | None 
 
 def test_runs_of_a_sweep_are_found_from_the_project(tmp_path: Path) -> None:
     sweep = tmp_path / "project" / "runs" / "study"
-    path = launch(sweep, "deep").path
+    path = finished(sweep, "deep").path
     for folder in (sweep, sweep.parent, sweep.parent.parent):
         assert [run.path.name for run in list_runs(folder)] == [path.name], folder
     assert list_runs(tmp_path) == []
@@ -50,7 +50,7 @@ def test_a_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_pandas_reads_the_rounds_in_one_line(tmp_path: Path) -> None:
-    path = launch(tmp_path).path
+    path = finished(tmp_path).path
     table = pandas.read_json(path / "rounds.jsonl", lines=True)
     assert table["round"].tolist() == [1, 2]
     assert table["metrics"].str["accuracy"].between(0, 1).all()
@@ -58,13 +58,13 @@ def test_pandas_reads_the_rounds_in_one_line(tmp_path: Path) -> None:
     assert frame["metrics.accuracy"].tolist() == table["metrics"].str["accuracy"].tolist()
 
 
-def test_a_finished_run_keeps_its_state_only_if_asked(tmp_path: Path) -> None:
-    assert names(launch(tmp_path, changes={"storage.keep_state": True}).path) == ["000002"]
-    assert names(launch(tmp_path, changes={"storage.keep_state": False}).path) == []
+def test_a_finished_run_keeps_its_state_unless_told_not_to(tmp_path: Path) -> None:
+    assert names(finished(tmp_path, changes={"storage.keep_state": None}).path) == ["000002"]
+    assert names(finished(tmp_path, changes={"storage.keep_state": False}).path) == []
 
 
 def test_the_tree_says_who_holds_what(tmp_path: Path) -> None:
-    levels = read_run(launch(tmp_path).path).tree["levels"]
+    levels = read_run(finished(tmp_path).path).tree["levels"]
     assert [level["names"] for level in levels] == [["root"], ["0", "1"], ["0/0", "0/1", "1/0", "1/1"]]
     assert levels[2]["parents"] == [0, 0, 1, 1]
     for above, below in itertools.pairwise(levels):
@@ -76,8 +76,8 @@ def test_the_tree_says_who_holds_what(tmp_path: Path) -> None:
 
 def test_runs_are_listed_and_filtered(tmp_path: Path, monkeypatch, capsys) -> None:
     runs = tmp_path / "runs"
-    launch(runs, "first", {"seed": 3})
-    launch(runs / "sweep", "second")
+    finished(runs, "first", {"seed": 3})
+    finished(runs / "sweep", "second")
     stopped_after(2, runs)
     (runs / "notes").mkdir()
     broken = runs / "broken-1"
@@ -123,41 +123,41 @@ def test_wrong_commands_are_one_line(arguments, tmp_path: Path, monkeypatch, cap
 
 def test_a_run_that_is_done_is_not_resumed(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="this run is done"):
-        Launch.resume(launch(tmp_path).path)
+        RunSession.resume(finished(tmp_path).path)
 
 
 def test_a_run_that_fails_says_why_and_can_go_on(tmp_path: Path) -> None:
-    launch = Launch.new(Experiment.from_table(CONFIG), "study", tmp_path)
+    session = RunSession.start(Experiment.from_table(CONFIG), "study", tmp_path)
 
     def watch(record) -> None:
         if record.round == 3:
             raise ValueError("the sky fell\non two lines")
 
     with pytest.raises(ValueError, match="the sky fell"):
-        launch.run(watch)
-    run = read_run(launch.folder.path)
+        session.run(watch)
+    run = read_run(session.path)
     assert (run.status, run.reason, run.round) == ("failed", "ValueError: the sky fell", 3)
-    Launch.resume(run.path).run()
+    RunSession.resume(run.path).run()
     assert read_run(run.path).status == "done"
 
 
 def test_a_run_in_which_nothing_was_accepted_is_no_success(tmp_path: Path) -> None:
     values = {**CONFIG, "client": {"lr": 1e30}, "rounds": 2}
-    launch = Launch.new(Experiment.from_table(values), "study", tmp_path)
+    session = RunSession.start(Experiment.from_table(values), "study", tmp_path)
     with pytest.raises(InvalidInput, match="in all of them every update was refused"):
-        launch.run()
-    assert read_run(launch.folder.path).status == "failed"
+        session.run()
+    assert read_run(session.path).status == "failed"
 
 
 def test_a_model_that_ends_the_process_fails_the_run(tmp_path: Path) -> None:
-    launch = Launch.new(Experiment.from_table(CONFIG), "study", tmp_path)
+    session = RunSession.start(Experiment.from_table(CONFIG), "study", tmp_path)
 
     def leave(record) -> None:
         raise SystemExit(0)
 
     with pytest.raises(InvalidInput, match="ended the process"):
-        launch.run(leave)
-    assert read_run(launch.folder.path).status == "failed"
+        session.run(leave)
+    assert read_run(session.path).status == "failed"
 
 
 # -- who may write them ----------------------------------------------------------------------------
@@ -281,7 +281,9 @@ def test_a_read_only_folder_is_one_line(tmp_path: Path) -> None:
 
 def test_a_limit_on_file_size_keeps_the_last_checkpoint(tmp_path: Path) -> None:
     """A real failing write in this process; what is left is good."""
-    launch = Launch.new(Experiment.from_table({**CONFIG, "model": {"name": "mlp", "hidden": [50]}}), "study", tmp_path)
+    session = RunSession.start(
+        Experiment.from_table({**CONFIG, "model": {"name": "mlp", "hidden": [50]}}), "study", tmp_path
+    )
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
@@ -291,16 +293,16 @@ def test_a_limit_on_file_size_keeps_the_last_checkpoint(tmp_path: Path) -> None:
 
     try:
         with pytest.raises(InvalidInput, match=os.strerror(errno.EFBIG)):
-            launch.run(watch)
+            session.run(watch)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
-    run = read_run(launch.folder.path)
+    run = read_run(session.path)
     assert (run.status, run.round) == ("failed", 3)
     assert "checkpoints/000003" in run.reason and "cannot be written" in run.reason
     assert names(run.path) == ["000001", "000002"]
     said: list[str] = []
-    Launch.resume(run.path, said.append).run()
+    RunSession.resume(run.path, say=said.append).run()
     assert said == ["goes on after round 2"]
 
 
@@ -316,9 +318,9 @@ def test_a_run_that_goes_on_elsewhere_names_each_place(tmp_path: Path, monkeypat
     assert commits() == ["first"]
     for commit in ("second", "third"):
         at(commit)
-        Launch.resume(path).folder.close()
+        RunSession.resume(path).close()
     assert commits() == ["first"]
-    Launch.resume(path).run()
+    RunSession.resume(path).run()
     assert [continuation["after"] for continuation in read_run(path).continued] == [2]
     assert commits() == ["first", "third"] and commits(until=2) == ["first"]
 
@@ -329,13 +331,13 @@ def test_a_run_that_goes_on_elsewhere_names_each_place(tmp_path: Path, monkeypat
     shutil.rmtree(other / "checkpoints" / "000002")
     shutil.rmtree(other / "checkpoints" / "000001")
     at("fourth")
-    Launch.resume(other).run()
+    RunSession.resume(other).run()
     assert commits() == ["fourth"] and read_run(other).environment["commit"] == "third"
 
 
 @pytest.mark.parametrize("wrong", [3, [3], [{"after": 1}], [{"after": "1", "time": "", "environment": {}}]])
 def test_a_continuation_that_is_none_is_refused(tmp_path: Path, wrong: object) -> None:
-    path = launch(tmp_path).path
+    path = finished(tmp_path).path
     described = json.loads((path / "run.json").read_text())
     (path / "run.json").write_text(json.dumps({**described, "continued": wrong}))
     with pytest.raises(InvalidInput, match=r"run\.json"):
@@ -346,9 +348,9 @@ def test_half_a_new_folder_is_never_seen(tmp_path: Path, monkeypatch) -> None:
     """Check that nothing of a folder is left if its creation fails."""
     (tmp_path / "runs").mkdir()
     monkeypatch.setattr("stratafl.runs.format.new_id", lambda: "same")
-    first = launch(tmp_path / "runs").path
+    first = finished(tmp_path / "runs").path
     with pytest.raises(InvalidInput, match="cannot be written"):
-        launch(tmp_path / "runs")
+        finished(tmp_path / "runs")
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [first.name]
     assert read_run(first).status == "done"
 

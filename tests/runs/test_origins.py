@@ -18,8 +18,8 @@ from stratafl.cli.main import main
 from stratafl.experiment.experiment import Experiment
 from stratafl.runs import list_runs, read_run
 from stratafl.runs.format import config_digest
-from stratafl.runs.launch import Launch
 from stratafl.runs.provenance import Provenance, changes_since, identity
+from stratafl.runs.session import RunSession, extended
 from tests.runs.stopped import CONFIG, stopped_after
 
 NET = """
@@ -77,7 +77,7 @@ def test_a_config_that_was_edited_is_refused_with_what_changed(run: Path, key: s
     edit(run, key, value)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "lock"}
     with pytest.raises(InvalidInput) as problem:
-        Launch.resume(run)
+        RunSession.resume(run)
     assert f"is no longer what this run began with: {said}; --force" in str(problem.value)
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "lock"}
 
@@ -85,14 +85,14 @@ def test_a_config_that_was_edited_is_refused_with_what_changed(run: Path, key: s
 def test_nothing_changed_is_no_change(run: Path) -> None:
     described = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps(described, sort_keys=True, indent=7))
-    Launch.resume(run).run()
+    RunSession.resume(run).run()
     assert "changed" not in read_run(run).continued[0]
 
 
 def test_force_goes_on_and_notes_it_once(run: Path) -> None:
     edit(run, "client.lr", 0.2)
     said: list[str] = []
-    launch = Launch.resume(run, said.append, force=True)
+    session = RunSession.resume(run, say=said.append, force=True)
     assert said[0] == "goes on all the same: client.lr was 0.1 and is 0.2"
 
     def watch(record) -> None:
@@ -101,13 +101,13 @@ def test_force_goes_on_and_notes_it_once(run: Path) -> None:
             raise Interrupted(2)
 
     with pytest.raises(Interrupted):
-        launch.run(watch)
+        session.run(watch)
     assert [(continuation["after"], continuation["changed"]) for continuation in read_run(run).continued] == [
         (4, ["client.lr was 0.1 and is 0.2"])
     ]
     # what was changed once is what the run now is
     said.clear()
-    Launch.resume(run, said.append).run()
+    RunSession.resume(run, say=said.append).run()
     assert said == ["goes on after round 5"]
     assert [continuation.get("changed") for continuation in read_run(run).continued] == [
         ["client.lr was 0.1 and is 0.2"],
@@ -117,17 +117,17 @@ def test_force_goes_on_and_notes_it_once(run: Path) -> None:
 
 def test_going_back_before_a_change_notes_it_again(run: Path) -> None:
     edit(run, "client.lr", 0.2)
-    launch = Launch.resume(run, force=True)
+    session = RunSession.resume(run, force=True)
 
     def watch(record) -> None:
         if record.round == 6:
             raise Interrupted(2)
 
     with pytest.raises(Interrupted):
-        launch.run(watch)
+        session.run(watch)
     tensors = run / "checkpoints" / "000005" / "tensors.safetensors"
     tensors.write_bytes(tensors.read_bytes()[:-1])
-    Launch.resume(run).run()
+    RunSession.resume(run).run()
     assert [(continuation["after"], continuation["changed"]) for continuation in read_run(run).continued] == [
         (4, ["client.lr was 0.1 and is 0.2"])
     ]
@@ -135,18 +135,18 @@ def test_going_back_before_a_change_notes_it_again(run: Path) -> None:
 
 def test_before_the_first_checkpoint_a_change_is_noticed_too(run: Path) -> None:
     shutil.rmtree(run / "checkpoints")
-    Launch.resume(run).folder.close()
+    RunSession.resume(run).close()
     edit(run, "client.lr", 0.2)
     with pytest.raises(InvalidInput, match="began with: the config was changed"):
-        Launch.resume(run)
-    Launch.resume(run, force=True).run()
+        RunSession.resume(run)
+    RunSession.resume(run, force=True).run()
     assert read_run(run).continued[0]["changed"] == ["the config was changed"]
 
 
 def test_forced_changes_of_data_are_in_the_tree_file(run: Path) -> None:
     edit(run, "data.arguments", {"samples": 30, "features": 5, "classes": 3})
-    launch = Launch.resume(run, force=True)
-    launch.run()
+    session = RunSession.resume(run, force=True)
+    session.run()
     result = read_run(run)
     assert result.continued[0]["changed"] == [
         "data.arguments.samples was 20 and is 30",
@@ -201,16 +201,16 @@ def test_a_run_of_the_first_version_is_resumed(run: Path, has_checkpoints: bool,
     stored = read_run(run)
     assert not changes_since(stored, Experiment.from_table(CONFIG)) and identity(stored) == identity(read_run(other))
     said: list[str] = []
-    Launch.resume(run, said.append).run()
-    Launch.resume(other).run()
+    RunSession.resume(run, say=said.append).run()
+    RunSession.resume(other).run()
     assert said == [
         "goes on after round 4" if has_checkpoints else "begins again: there is no checkpoint to go on from"
     ]
     assert (run / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
     result = read_run(run)
     assert (result.status, result.config["rounds"]) == ("done", 6) and "changed" not in result.continued[0]
-    longer = Launch.changed(run, ["rounds=7"])
-    Launch.resume(run, experiment=longer).run()
+    longer = extended(run, ["rounds=7"])
+    RunSession.resume(run, longer).run()
     assert read_run(run).continued[-1]["extended"] == ["rounds was 6 and is 7"]
 
 
@@ -218,10 +218,10 @@ def test_an_edited_run_of_the_first_version_is_refused(run: Path) -> None:
     written_by_the_first_version(run)
     edit(run, "leaf.lr", 0.2)
     with pytest.raises(InvalidInput, match=r"began with: client\.lr was 0\.1 and is 0\.2; --force"):
-        Launch.resume(run)
+        RunSession.resume(run)
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(InvalidInput, match="began with: the config was changed"):
-        Launch.resume(run)
+        RunSession.resume(run)
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -254,15 +254,15 @@ def begun(folder: Path, model: str) -> Path:
         "method": {"rules": ["mine", "average"]},
         "plugins": ["rules.py"],
     }
-    launch = Launch.new(Experiment.from_table(values), "study", folder / "runs")
+    session = RunSession.start(Experiment.from_table(values), "study", folder / "runs")
 
     def watch(record) -> None:
         if record.round == 3:
             raise Interrupted(2)
 
     with pytest.raises(Interrupted):
-        launch.run(watch)
-    return launch.folder.path
+        session.run(watch)
+    return session.path
 
 
 FILES = [
@@ -279,12 +279,12 @@ FILES = [
 @pytest.mark.parametrize(("model", "path", "name"), FILES, ids=[f"{m} {p}" for m, p, _ in FILES])
 def test_a_file_that_was_changed_is_refused_and_named(project: Path, model: str, path: str, name: str) -> None:
     run = begun(project, model)
-    Launch.resume(run).folder.close()
+    RunSession.resume(run).close()
     with (project / path).open("a") as file:
         file.write("\n# other\n")
     with pytest.raises(InvalidInput, match=rf"began with: {name} was changed; --force"):
-        Launch.resume(run)
-    Launch.resume(run, force=True).run()
+        RunSession.resume(run)
+    RunSession.resume(run, force=True).run()
     assert read_run(run).continued[0]["changed"] == [f"{name} was changed"]
 
 
@@ -305,7 +305,7 @@ def test_a_file_that_is_gone_is_one_line(project: Path, path: str, name: str, mo
 
 def test_a_file_that_changes_during_a_run_is_noticed(project: Path) -> None:
     run = begun(project, "net.py:Net")
-    launch = Launch.resume(run)
+    session = RunSession.resume(run)
 
     def watch(record) -> None:
         (project / "net.py").write_text(NET.format(helper="shapes") + "# edited\n")
@@ -313,9 +313,9 @@ def test_a_file_that_changes_during_a_run_is_noticed(project: Path) -> None:
             raise Interrupted(2)
 
     with pytest.raises(Interrupted):
-        launch.run(watch)
+        session.run(watch)
     with pytest.raises(InvalidInput, match=r"net\.py was changed"):
-        Launch.resume(run)
+        RunSession.resume(run)
 
 
 def test_installed_modules_are_known_by_their_own_file_only() -> None:
@@ -350,6 +350,6 @@ def test_runs_with_checkpoints_of_the_first_format_are_read(run: Path) -> None:
     (run / "run.json").write_text(json.dumps(described))
     assert read_run(run).round == 5
     said: list[str] = []
-    Launch.resume(run, said.append).run()
+    RunSession.resume(run, say=said.append).run()
     assert "cannot be told" in said[0] and "format 1; this version reads 4" in said[1]
     assert said[-1].startswith("begins again")

@@ -23,8 +23,8 @@ from stratafl import Client, Data, Experiment, InvalidInput, Model, Simulation, 
 from stratafl.base.signals import Interrupted, InterruptExit
 from stratafl.engine import factory
 from stratafl.runs import read_run
-from stratafl.runs.launch import Launch
 from stratafl.runs.provenance import changes_since, identity
+from stratafl.runs.session import RunSession
 from tests.flat import client_options, simulate
 from tests.runs.conftest import ROOT, Server, contents
 from tests.runs.program import GROUP_ROUNDS
@@ -160,7 +160,7 @@ def test_it_is_listed_and_read_like_any_other(tmp_path: Path) -> None:
 def test_the_command_says_how_to_go_on(tmp_path: Path) -> None:
     study(save=tmp_path / "x")
     with pytest.raises(InvalidInput, match="objects of a Python program: run that again, with the same `save`"):
-        Launch.resume(tmp_path / "x")
+        RunSession.resume(tmp_path / "x")
 
 
 def test_regression_is_kept_too(tmp_path: Path) -> None:
@@ -293,8 +293,8 @@ def test_force_goes_on_and_notes_it(tmp_path: Path) -> None:
 
 
 def test_a_finished_run_without_state_gives_its_result(tmp_path: Path, capsys) -> None:
-    first = study(save=tmp_path / "x").run()
-    again = study(save=tmp_path / "x")
+    first = study(save=tmp_path / "x", keep_state=False).run()
+    again = study(save=tmp_path / "x", keep_state=False)
     assert capsys.readouterr().err == "x: done already: 3 rounds in result().history\n"
     assert again.done and [record.round for record in again] == [1, 2, 3]
     result = again.run()
@@ -318,16 +318,14 @@ def test_a_finished_run_without_state_gives_its_result(tmp_path: Path, capsys) -
     ],
 )
 def test_what_a_finished_run_did_not_keep_is_one_line(question, tmp_path: Path) -> None:
-    study(save=tmp_path / "x").run()
+    study(save=tmp_path / "x", keep_state=False).run()
     with pytest.raises(InvalidInput, match=r"storage\.keep_state = False: .* were not kept when this run was finished"):
         question(study(save=tmp_path / "x"))
 
 
 def test_more_rounds_of_a_run_without_state_are_refused(tmp_path: Path) -> None:
-    study(save=tmp_path / "x").run()
-    told = (
-        "this run is done, and was not to keep its state: for more rounds begin another, with storage.keep_state = true"
-    )
+    study(save=tmp_path / "x", keep_state=False).run()
+    told = "this run is done, and its state was not kept: for more rounds begin another, with storage.keep_state = true"
     with pytest.raises(InvalidInput, match=told):
         study(save=tmp_path / "x", rounds=4)
     with pytest.raises(InvalidInput, match="has 3 rounds already, more than rounds = 2"):
@@ -394,7 +392,7 @@ def plain_experiment(**changes) -> Experiment:
 def test_a_run_without_objects_is_that_of_its_config(tmp_path: Path) -> None:
     """A program and a config that say the same give the same run."""
     (tmp_path / "plain.toml").write_text(PLAIN)
-    from_file = read_run(Launch.new(Experiment.from_toml(tmp_path / "plain.toml"), "plain", tmp_path).run().path)
+    from_file = read_run(RunSession.start(Experiment.from_toml(tmp_path / "plain.toml"), "plain", tmp_path).run().path)
     plain_experiment().run(save=tmp_path / "python")
     from_python = read_run(tmp_path / "python")
     one, other = (json.loads((run.path / "run.json").read_text()) for run in (from_file, from_python))
@@ -409,31 +407,34 @@ def test_program_and_command_go_on_with_the_same_run(tmp_path: Path) -> None:
     for folder in (tmp_path / "one", tmp_path / "other"):
         next(plain_experiment().start(save=folder))
     gc.collect()  # with its simulation a run ends in this process
-    Launch.resume(tmp_path / "one").run()
+    RunSession.resume(tmp_path / "one").run()
     (tmp_path / "plain.toml").write_text(PLAIN)
-    begun = Launch.new(Experiment.from_toml(tmp_path / "plain.toml"), "plain", tmp_path)
+    begun = RunSession.start(Experiment.from_toml(tmp_path / "plain.toml"), "plain", tmp_path)
 
     def stop(record) -> None:
         raise Interrupted(2)
 
     with pytest.raises(Interrupted):
         begun.run(stop)
-    for folder in (tmp_path / "other", begun.folder.path):
+    for folder in (tmp_path / "other", begun.path):
         plain_experiment().run(save=folder)
     models = [
         (folder / "model.safetensors").read_bytes()
-        for folder in (tmp_path / "whole", tmp_path / "one", tmp_path / "other", begun.folder.path)
+        for folder in (tmp_path / "whole", tmp_path / "one", tmp_path / "other", begun.path)
     ]
     assert models == [models[0]] * 4
 
 
 def test_storage_of_the_experiment_is_that_of_save(tmp_path: Path) -> None:
-    kept = plain_experiment(storage={"keep_state": True})
-    kept.run(save=tmp_path / "x")
-    assert [path.name for path in (tmp_path / "x" / "checkpoints").iterdir()] == ["000002"]
-    assert len(kept.replace(rounds=3).run(save=tmp_path / "x").history) == 3
-    plain_experiment().run(save=tmp_path / "y")
+    experiment = plain_experiment()
+    experiment.run(save=tmp_path / "x")
+    assert [path.name for path in (tmp_path / "x" / "checkpoints").iterdir()] == ["000002"], "kept unless told not to"
+    assert len(experiment.replace(rounds=3).run(save=tmp_path / "x").history) == 3
+    experiment.replace(storage={"keep_state": False}).run(save=tmp_path / "y")
     assert not list((tmp_path / "y" / "checkpoints").iterdir())
+    simulation = experiment.start()
+    simulation.save(tmp_path / "z", keep_state=False)
+    assert read_run(tmp_path / "z").config["storage"] == {"checkpoint_every": 1, "keep_state": False}
 
 
 def test_an_interrupt_is_left_alone_where_nothing_is_saved(tmp_path: Path) -> None:

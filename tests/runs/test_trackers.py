@@ -22,7 +22,7 @@ from stratafl.base.errors import MissingExtra
 from stratafl.base.signals import Interrupted
 from stratafl.cli.main import main
 from stratafl.experiment.experiment import Experiment
-from stratafl.runs.launch import Launch
+from stratafl.runs.session import RunSession
 from stratafl.runs.trackers import MLflow, TensorBoard, WeightsAndBiases, check_trackers, trackers_for
 from stratafl.simulation.callbacks import to_scalars, tracking
 from tests.commands import CONFIG
@@ -132,8 +132,8 @@ def halves(tmp_path: Path, track) -> tuple[Path, list[float]]:
     path = tmp_path / "small.toml"
     path.write_text(CONFIG)
     experiment = Experiment.from_toml(path)
-    launch = Launch.new(experiment, "small", tmp_path / "runs")
-    folder = launch.folder.path
+    session = RunSession.start(experiment, "small", tmp_path / "runs")
+    folder = session.path
 
     def first_round() -> None:
         with tracking(track(folder, 0), experiment.to_table()) as follow:
@@ -143,11 +143,11 @@ def halves(tmp_path: Path, track) -> tuple[Path, list[float]]:
                 if record.round == 1:
                     os.kill(os.getpid(), signal.SIGINT)  # which is asked for, and heard after the round
 
-            launch.run(stop)
+            session.run(stop)
 
     with pytest.raises(Interrupted):
         first_round()
-    again = Launch.resume(folder)
+    again = RunSession.resume(folder)
     done = len(again.simulation.history)
     with tracking(track(folder, done), experiment.to_table()) as follow:
         again.run(follow)

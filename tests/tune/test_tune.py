@@ -20,8 +20,8 @@ from stratafl.experiment.experiment import Experiment
 from stratafl.metrics.objective import parse_goal
 from stratafl.network.specification import network
 from stratafl.runs import format
-from stratafl.runs.launch import Launch
 from stratafl.runs.reader import list_runs, read_run
+from stratafl.runs.session import RunSession
 from stratafl.simulation.simulation import Simulation
 from stratafl.tune import trials
 from stratafl.tune.output import as_csv, plot_frontiers, trial_rows
@@ -82,7 +82,7 @@ def test_a_run_that_was_stopped_can_go_on_by_itself(tuned: TuningResult, tmp_pat
     for path in tried.run.path.rglob("*"):
         target = copied / path.relative_to(tried.run.path)
         target.mkdir() if path.is_dir() else target.write_bytes(path.read_bytes())
-    done = Launch.resume(copied).run()
+    done = RunSession.resume(copied).run()
     assert done.summary["rounds"] > len(tried.run.rounds)
 
 
@@ -91,8 +91,8 @@ def test_the_config_to_run_is_the_run_that_was_chosen(tuned: TuningResult, folde
     assert answer.choice is not None and answer.choice.runs[0].run is not None
     experiment = Experiment.from_toml(folder / f"best-{answer.network}.toml")
     chosen = answer.choice.runs[0].run
-    assert experiment == Experiment.from_table(chosen.config)
-    again = read_run(Launch.new(experiment, "again", tmp_path).run().path)
+    assert experiment.one_of_many() == Experiment.from_table(chosen.config)
+    again = read_run(RunSession.start(experiment, "again", tmp_path).run().path)
     assert [record["metrics"] for record in again.rounds] == [record["metrics"] for record in chosen.rounds]
 
 

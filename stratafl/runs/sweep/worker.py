@@ -22,7 +22,7 @@ from stratafl.base.signals import Interrupted
 from stratafl.experiment.experiment import Experiment
 from stratafl.metrics.records import RoundResult
 from stratafl.runs import format
-from stratafl.runs.launch import Launch
+from stratafl.runs.session import RunSession
 
 
 class Answers:
@@ -47,18 +47,21 @@ def work(task: dict[str, Any], answers: Answers) -> None:
     def watch(record: RoundResult) -> None:
         answers.send("round", round=record.round, metrics=record.metrics)
 
+    def say(text: str) -> None:
+        answers.send("said", text=text)
+
     try:
-        experiment = Experiment.from_table(task["config"])
+        experiment = Experiment.from_table(task["config"]).one_of_many()
         if task["resume"] is not None:
             path = Path(task["resume"])
-            launch = Launch.resume(path, lambda text: answers.send("said", text=text), None, task["force"], experiment)
+            session = RunSession.resume(path, experiment, say=say, force=task["force"])
         else:
-            launch = Launch.new(experiment, task["name"], Path(task["folder"]))
-            path = launch.folder.path
-        for note in launch.simulation.notes:
-            answers.send("said", text=note)
-        answers.send("began", path=str(path), rounds=launch.simulation.rounds, done=len(launch.simulation.history))
-        launch.run(watch)
+            session = RunSession.start(experiment, task["name"], Path(task["folder"]))
+            path = session.path
+        for note in session.simulation.notes:
+            say(note)
+        answers.send("began", path=str(path), rounds=session.simulation.rounds, done=len(session.simulation.history))
+        session.run(watch)
         status, reason = format.DONE, ""
     except Interrupted:
         status, reason = format.INTERRUPTED, "it was stopped"

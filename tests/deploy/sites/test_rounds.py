@@ -33,7 +33,7 @@ from stratafl.experiment.experiment import Experiment
 from stratafl.metrics.records import RoundResult
 from stratafl.report.page_data import page_data
 from stratafl.runs import checkpoint, format, read_run
-from stratafl.runs.launch import Launch
+from stratafl.runs.session import RunSession
 from stratafl.simulation.callbacks import to_scalars
 from stratafl.simulation.deployed import part_of, root_of
 from tests.deploy.trees import MemoryLink
@@ -224,7 +224,7 @@ def test_a_deployment_is_listed_and_reported_like_a_simulation(
     shown = [column["cells"][0]["text"] for column in page_data([run])["summary"]["before"][:3]]
     assert shown == ["MTGC", "1", str(ROUNDS)]
     with pytest.raises(InvalidInput, match="is the root of a deployed run: `stratafl deploy up`"):
-        Launch.resume(root)
+        RunSession.resume(root)
 
 
 OWN_DATA = '[data]\n0 = "/srv/own.npz"\n'

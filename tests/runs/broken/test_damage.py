@@ -18,7 +18,7 @@ from stratafl.base.signals import Interrupted
 from stratafl.base.state_dict import to_json_and_tensors
 from stratafl.experiment.experiment import Experiment
 from stratafl.runs.checkpoint import Checkpoints, Progress
-from stratafl.runs.launch import Launch
+from stratafl.runs.session import RunSession
 from tests.runs.conftest import contents
 from tests.runs.stopped import CONFIG, names, stopped_after
 
@@ -32,8 +32,8 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    launch = Launch.new(Experiment.from_table(CONFIG), "study", tmp_path_factory.mktemp("uninterrupted"))
-    return contents(launch.run().path)
+    session = RunSession.start(Experiment.from_table(CONFIG), "study", tmp_path_factory.mktemp("uninterrupted"))
+    return contents(session.run().path)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def foreign(path: Path) -> None:
 def another_run(run: Path) -> None:
     """A good checkpoint of the same config with other draws, put in the place of the newest."""
     values = {**CONFIG, "seed": 1, "rounds": 4}
-    done = Launch.new(Experiment.from_table(values), "other", run.parent / "other").run().path
+    done = RunSession.start(Experiment.from_table(values), "other", run.parent / "other").run().path
     newest = run / "checkpoints" / "000004"
     shutil.rmtree(newest)
     shutil.copytree(done / "checkpoints" / "000004", newest)
@@ -146,11 +146,11 @@ def append(path: Path) -> None:
 def test_the_one_before_a_damaged_one_is_used(damage: Callable, run: Path, uninterrupted: dict) -> None:
     damage(run)
     said: list[str] = []
-    launch = Launch.resume(run, said.append)
+    session = RunSession.resume(run, say=said.append)
     assert len(said) == 2
     assert said[0].startswith("the checkpoint of round 4 is not used: ") and "\n" not in said[0]
     assert said[1] == "goes on after round 3"
-    launch.run()
+    session.run()
     assert contents(run) == uninterrupted
 
 
@@ -158,13 +158,13 @@ def test_without_a_good_checkpoint_a_run_begins_again(run: Path, uninterrupted: 
     for name in names(run):
         flip(run / "checkpoints" / name / "tensors.safetensors")
     said: list[str] = []
-    launch = Launch.resume(run, said.append)
+    session = RunSession.resume(run, say=said.append)
     assert [line.split(":")[0] for line in said] == [
         "the checkpoint of round 4 is not used",
         "the checkpoint of round 3 is not used",
         "begins again",
     ]
-    launch.run()
+    session.run()
     assert contents(run) == uninterrupted
 
 
@@ -172,7 +172,7 @@ def test_without_a_good_checkpoint_a_run_begins_again(run: Path, uninterrupted: 
 def test_without_its_first_records_a_run_begins_again(damage: Callable, run: Path, uninterrupted: dict) -> None:
     damage(run, 1)
     said: list[str] = []
-    Launch.resume(run, said.append).run()
+    RunSession.resume(run, say=said.append).run()
     assert [line.split(":")[0] for line in said][-1] == "begins again"
     assert all("rounds.jsonl" in line for line in said[:-1])
     assert contents(run) == uninterrupted
@@ -180,22 +180,22 @@ def test_without_its_first_records_a_run_begins_again(damage: Callable, run: Pat
 
 def test_a_checkpoint_does_not_grow_with_the_rounds(tmp_path: Path) -> None:
     values = {**CONFIG, "rounds": 41, "storage": {"checkpoint_every": 1}, "evaluation": {"levels": [1, 2]}}
-    launch = Launch.new(Experiment.from_table(values), "study", tmp_path)
+    session = RunSession.start(Experiment.from_table(values), "study", tmp_path)
     sizes = {}
 
     def watch(record) -> None:
         if record.round > 1:
-            folder = launch.folder.path / "checkpoints" / f"{record.round - 1:06d}"
+            folder = session.path / "checkpoints" / f"{record.round - 1:06d}"
             sizes[record.round - 1] = sum(path.stat().st_size for path in folder.iterdir())
 
-    launch.run(watch)
-    assert (launch.folder.path / "rounds.jsonl").stat().st_size > 40 * 500
+    session.run(watch)
+    assert (session.path / "rounds.jsonl").stat().st_size > 40 * 500
     assert abs(sizes[40] - sizes[10]) < 200
 
 
 def test_a_damaged_checkpoint_is_removed_and_two_are_kept(run: Path) -> None:
     flip(run / "checkpoints" / "000004" / "state.json")
-    launch = Launch.resume(run)
+    session = RunSession.resume(run)
     seen = []
 
     def watch(record) -> None:
@@ -204,7 +204,7 @@ def test_a_damaged_checkpoint_is_removed_and_two_are_kept(run: Path) -> None:
             raise Interrupted(2)
 
     with pytest.raises(Interrupted):
-        launch.run(watch)
+        session.run(watch)
     # what each round finds before its own checkpoint: the damaged one's round is written anew
     assert seen == [["000003", "000004"], ["000003", "000004"], ["000004", "000005"]]
     assert as_read(run, 4) and as_read(run, 5)
@@ -216,7 +216,7 @@ def test_what_a_killed_process_left_is_cleared_away(run: Path, uninterrupted: di
         (path / "state.json").write_text("half")
     with (run / "rounds.jsonl").open("ab") as file:
         file.write(b'{"round": 6, "ste')
-    Launch.resume(run).run()
+    RunSession.resume(run).run()
     assert contents(run) == uninterrupted
 
 
@@ -225,4 +225,4 @@ def test_data_that_changed_is_noticed(run: Path) -> None:
     described["config"]["data"]["arguments"]["samples"] = 21
     (run / "run.json").write_text(json.dumps(described))
     with pytest.raises(InvalidInput, match="is no longer what this run began with"):
-        Launch.resume(run)
+        RunSession.resume(run)

@@ -19,7 +19,7 @@ from stratafl.cli.main import main
 from stratafl.experiment.experiment import Experiment
 from stratafl.runs import list_runs, read_run
 from stratafl.runs.format import slug
-from stratafl.runs.launch import Launch
+from stratafl.runs.session import RunSession
 from stratafl.runs.sweep import Plan
 from tests.runs.broken.nested import changed, paths
 from tests.runs.stopped import CONFIG, stopped_after
@@ -85,7 +85,7 @@ def test_a_config_with_a_wrong_value(where: tuple, tmp_path: Path) -> None:
         runs = tmp_path / "runs"
 
         def launch() -> None:
-            launched = Launch.new(Experiment.from_table(config), "study", runs)
+            launched = RunSession.start(Experiment.from_table(config), "study", runs)
             # whatever it says: this is not about patience
             launched.simulation.rounds = 1
             launched.simulation.schedule = SyncSchedule((1, 1))
@@ -102,7 +102,7 @@ def test_a_config_with_a_wrong_value(where: tuple, tmp_path: Path) -> None:
 )
 def test_a_name_that_is_no_name(name: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="--name"):
-        Launch.new(Experiment.from_table(CONFIG), name, tmp_path / "runs")
+        RunSession.start(Experiment.from_table(CONFIG), name, tmp_path / "runs")
     assert not list(tmp_path.iterdir())
     folder_name = slug(name)
     assert folder_name and "/" not in folder_name and not folder_name.startswith((".", "-"))
@@ -140,9 +140,9 @@ def test_a_run_directory_with_a_wrong_value(name: str, where: tuple, new: Any, p
     assert ("unreadable" in capsys.readouterr().out) != readable
 
     def go_on() -> None:
-        launch = Launch.resume(run)
-        launch.simulation.rounds = 5  # also where it says more
-        launch.run()
+        session = RunSession.resume(run)
+        session.simulation.rounds = 5  # also where it says more
+        session.run()
 
     harmless(go_on)
     assert outside(other) == before
@@ -162,7 +162,7 @@ def test_a_run_directory_with_a_broken_file(name: str, broken: bytes, place) -> 
     before = outside(other)
     (run / name).write_bytes(broken + b"\n")
     harmless(lambda: read_run(run))
-    harmless(lambda: Launch.resume(run).run())
+    harmless(lambda: RunSession.resume(run).run())
     assert outside(other) == before
 
 
@@ -193,7 +193,7 @@ def test_something_else_in_the_place_of_a_file(name: str, kind: str, place) -> N
         case "a folder":
             path.mkdir()
     harmless(lambda: read_run(run))
-    harmless(lambda: Launch.resume(run).run())
+    harmless(lambda: RunSession.resume(run).run())
     assert outside(other) == before
 
 
@@ -225,7 +225,7 @@ def test_a_checkpoint_forged_with_good_checksums(number: int, place) -> None:
     (checkpoint / "state.json").write_text(json.dumps(changed(state, where, new)))
     sign(checkpoint)
     said: list[str] = []
-    harmless(lambda: Launch.resume(run, said.append).run())
+    harmless(lambda: RunSession.resume(run, say=said.append).run())
     assert all("\n" not in line for line in said)
     assert outside(other) == before
 

@@ -18,7 +18,7 @@ from stratafl.experiment.experiment import Experiment
 from stratafl.report.page_data import page_data
 from stratafl.runs.format import is_locked
 from stratafl.runs.groups import collect_runs
-from stratafl.runs.launch import Launch
+from stratafl.runs.session import RunSession
 from tests.commands import command
 from tests.runs.broken.nested import changed, paths
 from tests.runs.stopped import CONFIG
@@ -39,7 +39,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stored")
     experiment = Experiment.from_table({**CONFIG, "rounds": 2, "evaluation": {"levels": [1]}})
     for seed, name in enumerate(("healthy", "hurt")):
-        Launch.new(experiment.replace(seed=seed), name, folder / "runs").run()
+        RunSession.start(experiment.replace(seed=seed), name, folder / "runs").run()
     return folder / "runs"
 
 

@@ -16,8 +16,8 @@ from stratafl import InvalidInput
 from stratafl.experiment.experiment import Experiment
 from stratafl.runs import StoredRun, list_runs, provenance, read_run
 from stratafl.runs.format import RunLock
-from stratafl.runs.launch import Launch
 from stratafl.runs.provenance import Provenance, changes, changes_since, essence, identity
+from stratafl.runs.session import RunSession
 from stratafl.runs.sweep import run_all
 from tests.commands import command
 
@@ -73,8 +73,8 @@ def study(folder: Path, *changes: str) -> Experiment:
 
 
 def done(folder: Path, name: str = "study") -> StoredRun:
-    launch = Launch.new(study(folder), name, folder / "runs")
-    return read_run(launch.run().path)
+    session = RunSession.start(study(folder), name, folder / "runs")
+    return read_run(session.run().path)
 
 
 def swept(folder: Path, *changes: str, keep_stale: bool = False) -> tuple[bool, list[str]]:
@@ -120,9 +120,9 @@ def test_storage_and_engine_are_no_reason_to_run_again(project: Path) -> None:
 
 
 def test_a_failed_run_is_repeated_in_the_requested_precision(project: Path) -> None:
-    launch = Launch.new(study(project, "execution.precision=bf16"), "a", project / "runs")
-    launch.folder.set_status("failed", launch.progress, "out of memory")
-    launch.folder.close()
+    session = RunSession.start(study(project, "execution.precision=bf16"), "a", project / "runs")
+    session.set_status("failed", "out of memory")
+    session.close()
     assert swept(project) == (False, ["a: failed on another device, engine or precision; run again"])
     assert [(run.status, run.precision) for run in list_runs(project / "runs")] == [
         ("failed", "bf16"),
@@ -267,22 +267,22 @@ def test_an_archive_of_before_is_still_understood(project: Path, tmp_path: Path)
 
 
 def test_a_run_resumed_by_force_is_not_its_config_s_run(project: Path) -> None:
-    launch = Launch.new(study(project), "study", project / "runs")
-    launch.folder.close()
+    session = RunSession.start(study(project), "study", project / "runs")
+    session.close()
     with (project / "rule.py").open("a") as file:
         file.write("# other\n")
-    Launch.resume(launch.folder.path, force=True).run()
-    assert changes_since(read_run(launch.folder.path), study(project)) == ["on the way rule.py was changed"]
+    RunSession.resume(session.path, force=True).run()
+    assert changes_since(read_run(session.path), study(project)) == ["on the way rule.py was changed"]
 
 
 def test_a_run_goes_on_where_its_project_was_moved_to(project: Path, tmp_path: Path) -> None:
-    launch = Launch.new(study(project), "study", project / "runs")
-    launch.folder.close()
+    session = RunSession.start(study(project), "study", project / "runs")
+    session.close()
     copied = shutil.copytree(project, tmp_path / "copied")
     with (project / "rule.py").open("a") as file:
         file.write("# that of before\n")
-    path = copied / "runs" / launch.folder.path.name
-    Launch.resume(path).run()
+    path = copied / "runs" / session.path.name
+    RunSession.resume(path).run()
     run = read_run(path)
     assert run.status == "done" and run.config["plugins"] == [str(copied / "rule.py")]
     assert "changed" not in run.continued[0]

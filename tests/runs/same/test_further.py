@@ -16,7 +16,7 @@ from stratafl import InvalidInput, Simulation
 from stratafl.core.optimizer import cosine
 from stratafl.experiment.experiment import Experiment
 from stratafl.runs import read_run
-from stratafl.runs.launch import Launch
+from stratafl.runs.session import RunSession, extended
 from stratafl.runs.sweep import run_all
 from tests.commands import command
 from tests.flat import client_options, simulate
@@ -52,7 +52,7 @@ def bits(run: Path) -> dict[str, Any]:
 
 
 def done(folder: Path, **run: Any) -> Path:
-    return Launch.new(short(**run), "study", folder).run().path
+    return RunSession.start(short(**run), "study", folder).run().path
 
 
 # -- from Python -----------------------------------------------------------------------------------
@@ -141,16 +141,16 @@ def test_the_command_goes_further(tmp_path: Path, monkeypatch, capsys) -> None:
 
 def test_one_that_kept_no_state_is_left_alone(tmp_path: Path) -> None:
     run = done(tmp_path, keep_state=False)
-    with pytest.raises(InvalidInput, match=r"was not to keep its state: begin another"):
-        Launch.resume(run, experiment=Launch.changed(run, ["rounds=4"]))
+    with pytest.raises(InvalidInput, match=r"its state was not kept: for more rounds begin another"):
+        RunSession.resume(run, extended(run, ["rounds=4"]))
     assert read_run(run).status == "done" and (run / "model.safetensors").exists()
 
 
 def test_a_rate_over_all_rounds_is_refused(tmp_path: Path) -> None:
     values = {**CONFIG, "client": {"lr_schedule": "cosine"}, "rounds": 2, "storage": {"keep_state": True}}
-    run = Launch.new(Experiment.from_table(values), "study", tmp_path).run().path
+    run = RunSession.start(Experiment.from_table(values), "study", tmp_path).run().path
     with pytest.raises(InvalidInput, match=r"client\.lr_schedule\.rounds was 2 and is 4"):
-        Launch.resume(run, experiment=Launch.changed(run, ["rounds=4"]))
+        RunSession.resume(run, extended(run, ["rounds=4"]))
 
 
 def test_a_sweep_continues_kept_runs_and_repeats_the_rest(tmp_path: Path) -> None:
