@@ -22,10 +22,10 @@ from stratafl.runs.writer import RunDescription, RunWriter
 from stratafl.simulation.build import build
 from stratafl.simulation.simulation import Simulation
 
-DONE = "this run is done; with --set rounds=N it goes on, if it was to keep its state (storage.keep_state)"
+DONE = "this run is done; with --rounds N it goes on, if it was to keep its state (storage.keep_state)"
 HINTS = ResumeHints(
-    "--resume",
-    "--force goes on all the same",
+    "RUN",
+    "--allow-changes goes on all the same",
     "begin another, with storage.keep_state = true if that shall go on later",
 )
 
@@ -79,17 +79,17 @@ class Launch(RunRecorder):
         def check(described: Mapping[str, Any]) -> None:
             if "job" in described:
                 reason = "is the root of a deployed run: `stratafl deploy up`, or its start.sh, goes on with it"
-                raise InvalidInput("--resume", path, reason)
+                raise InvalidInput("RUN", path, reason)
             if "objects" in described:
                 reason = "its model and data are objects of a Python program: run that again, with the same `save`"
-                raise InvalidInput("--resume", path, reason)
+                raise InvalidInput("RUN", path, reason)
 
         with lock_for_resume(path, ranks, check) as (described, lock):
             before = Experiment.from_table(described["config"])
             experiment = before if experiment is None else experiment
             length_changes = extensions(described["config"], experiment.to_table())
             if ranks.broadcast_first(ranks.is_first and not length_changes and is_done(path)):
-                raise InvalidInput("--resume", path, DONE)
+                raise InvalidInput("RUN", path, DONE)
             experiment = experiment.replace(execution=before.execution)
 
             def make() -> tuple[Simulation, LabelCounts]:
@@ -107,6 +107,6 @@ class Launch(RunRecorder):
         allowed = [*EXTENT, *(f"storage.{key}" for key in options(Storage))]
         for change in changes:
             if (key := change.partition("=")[0].strip()) not in allowed:
-                raise InvalidInput("--set", key, f"a run goes on as it began: with --resume only {join_names(allowed)}")
+                raise InvalidInput("--set", key, f"a run goes on as it began, but for {join_names(allowed)}")
         described = format.with_moved_paths(format.read_description(path), path)
         return Experiment.from_table(toml.with_changes(described["config"], changes))

@@ -97,7 +97,7 @@ class RunRecorder:
     @property
     def resume_command(self) -> str:
         """Hint with the command that resumes this run."""
-        return f"go on with: stratafl run --resume {shlex.quote(str(self.folder.path))}"
+        return f"go on with: stratafl resume {shlex.quote(str(self.folder.path))}"
 
     def run(self, watch: RoundCallback = lambda record: None, say: MessageCallback = ignore) -> FinishedRun:
         """Train the remaining rounds."""
