@@ -203,7 +203,7 @@ def commanded(interrupt: bool) -> Left:
             assert command("run", "study.toml", "--quiet") != 0
             Path("stop").unlink()
             assert 0 < len(lines := next(runs.glob("*/rounds.jsonl")).read_text().splitlines()) < 3, lines
-            assert command("run", "--resume", next(runs.iterdir()), "--quiet") == 0
+            assert command("resume", next(runs.iterdir()), "--quiet") == 0
         else:
             assert command("run", "study.toml", "--quiet") == 0
         (run,) = runs.iterdir()

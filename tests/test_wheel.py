@@ -115,7 +115,7 @@ def test_a_plain_installation_runs_from_an_empty_folder(environment: Path, tmp_p
     stratafl("init", "study")
     study = empty / "study"
     assert "accuracy" in stratafl("run", "study.toml", "--quiet", folder=study)
-    assert "mtgc" in stratafl("runs", folder=study)
+    assert "mtgc" in stratafl("runs", "list", folder=study)
     stratafl("report", folder=study)
     assert "<html" in (study / "report.html").read_text()[:1000]
 

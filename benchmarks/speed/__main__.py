@@ -24,7 +24,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def speed_command(
-    model: Annotated[str, typer.Option(help="One of `stratafl models`.")] = "cnn",
+    model: Annotated[str, typer.Option(help="One of `stratafl list models`.")] = "cnn",
     clients: Size = None,
     batch: Size = None,
     steps: Annotated[

@@ -116,7 +116,7 @@ paper's CNN, 100 clients in 10 groups, everybody takes part), which are in `runs
 was trained for it: a synchronous run learns the same on every network, so its rounds can be put on
 any clock. There is one seed per setting, so a difference of a few per cent means nothing. Of Table
 1's sixty settings only those that are named below were run; methods are compared at the periods at
-which all four were, (10, 20) and (30, 20). The networks are presets: `stratafl networks show NAME`
+which all four were, (10, 20) and (30, 20). The networks are presets: `stratafl list networks NAME`
 has their numbers, and their files the sources. On nyc_mesh a device's time for one meeting does not
 depend on how many steps it makes, which favours a large H. "never" is: not in the rounds that the
 run had, of which HFedAvg had 400 at (10, 20) and all methods 50 or 100 at (30, 20).

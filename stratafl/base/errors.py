@@ -33,6 +33,10 @@ MOST_DIGITS = 4000
 BRACKETS: dict[type, str] = {list: "[]", tuple: "()", dict: "{}"}
 
 
+TIME_IS_OVER = 75
+"""Exit code of a command that did not finish in its time, and that the same command continues."""
+
+
 class InvalidInput(ValueError):
     """A value from the user that cannot be used; the message is one line for the user."""
 

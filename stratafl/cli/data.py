@@ -1,4 +1,4 @@
-"""`stratafl data`: the data sets and how they are split."""
+"""`stratafl data`: prepare a data set, and show how one is split."""
 
 from __future__ import annotations
 
@@ -15,50 +15,25 @@ from stratafl.cli.tables import Column, print_sentence, print_table
 if TYPE_CHECKING:
     from stratafl.data.partition.heterogeneity import HeterogeneityReport
 
-data = typer.Typer(cls=Commands, help="Data sets: list, prepare, show.", no_args_is_help=True)
-
-
-@data.command("list")
-def list_command(as_json: AsJson = False) -> None:
-    """What there is, whether it is prepared, and how to get what is not."""
-    from stratafl.data.catalog import prepare
-
-    sets = prepare.catalogue()
-    if as_json:
-        print(json.dumps([dataclasses.asdict(each) for each in sets], default=str))
-        return
-    columns = (
-        Column("name"),
-        Column("state"),
-        Column("train / test", right=True),
-        Column("sample", minor=True),
-        Column("what it is", prose=True),
-    )
-    rows = [
-        (each.name, each.state, f"{each.train:,} / {each.test:,}" if each.train else "",
-         "x".join(map(str, each.shape)), each.title.partition(": ")[2])
-        for each in sets
-    ]  # fmt: skip
-    print_table(columns, rows)
-    for each in sets:
-        if each.advice:
-            print_sentence(f"{each.name}: {each.advice}")
+data = typer.Typer(cls=Commands, help="Data sets: prepare, show.", no_args_is_help=True)
 
 
 @data.command("prepare")
 def prepare_command(
-    name: Annotated[str, typer.Argument(help="A data set; see `stratafl data list`.")],
+    name: Annotated[str, typer.Argument(help="A data set; see `stratafl list datasets`.")],
     source: Annotated[
         str | None,
         typer.Option("--from", metavar="PATH|hub", help="A file, a folder, or the hub; else the usual places."),
     ] = None,
-    partial: Annotated[bool, typer.Option(help="Take a set of another size than the published one.")] = False,
+    allow_partial: Annotated[
+        bool, typer.Option("--allow-partial", help="Take a set of another size than the published one.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Read a data set in one of its published forms and store it for use."""
     from stratafl.data.catalog import prepare
 
-    done = prepare.prepare(name, source, allow_partial=partial)
+    done = prepare.prepare(name, source, allow_partial=allow_partial)
     if as_json:
         print(json.dumps(dataclasses.asdict(done), default=str))
         return
@@ -72,10 +47,12 @@ def prepare_command(
 def show_command(
     config: Annotated[Path, CONFIG_FILE],
     change: Changes = None,
-    out: Annotated[Path, typer.Option(help="Where the picture of the split goes.")] = Path("split.png"),
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Draw the split (.png, .svg or .pdf).", show_default=False)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Split the data as a config says; print how different the nodes are, and draw it."""
+    """Split the data as a config says, and print how different the nodes are."""
     from stratafl.base import plotting
     from stratafl.base.errors import InvalidInput
     from stratafl.data.partition.heterogeneity import contact_sheet, heterogeneity, split_figure
@@ -83,7 +60,8 @@ def show_command(
     from stratafl.experiment.experiment import Experiment
     from stratafl.experiment.loading import load_stored
 
-    plotting.check_picture(out)
+    if out is not None:
+        plotting.check_picture(out)
     experiment = Experiment.from_toml(config, change or ())
     tree = topology_of(experiment)
     dataset, stored = load_stored(experiment.data, tree, experiment.seed)
@@ -92,8 +70,10 @@ def show_command(
     labels, leaves = dataset.samples.targets_N.numpy(), dataset.clients.numpy()
     report = heterogeneity(labels, leaves, tree.parents)
     title = f"{experiment.data.source if stored is None else stored.name}: {', '.join(dataset.partition_notes)}"
-    written = [split_figure(out, labels, leaves, tree.parents, class_names=dataset.classes, title=title)]
-    if stored is not None and stored.kind == "image":
+    written = []
+    if out is not None:
+        written.append(split_figure(out, labels, leaves, tree.parents, class_names=dataset.classes, title=title))
+    if out is not None and stored is not None and stored.kind == "image":
         sheet = out.with_name(f"{out.stem}_images{out.suffix}")
         written.append(contact_sheet(sheet, stored.x_train, leaves, tree.parents, angles=dataset.angles, title=title))
     if as_json:

@@ -43,14 +43,14 @@ def settings(method: str, seed: int = 0) -> dict[str, Any]:
 
 
 def demo_command(
-    out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("demo.png"),
-    seed: int = 0,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where the picture goes.")] = Path("demo.png"),
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare four methods on handwritten digits, in about a minute."""
     from stratafl.base import plotting
-    from stratafl.cli.display import byte_count
+    from stratafl.base.units import byte_count
     from stratafl.metrics.evaluation import rounds_to
 
     plotting.pyplot()

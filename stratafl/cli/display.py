@@ -71,11 +71,3 @@ class SweepDisplay:
     def say(self, text: str) -> None:
         if not self.quiet:
             self.console.print(escape_control(text), highlight=False, soft_wrap=True, markup=False)
-
-
-def byte_count(count: float) -> str:
-    """A number of bytes in the unit that suits it."""
-    units = ["B", "kB", "MB", "GB", "TB"]
-    while count >= 1000 and len(units) > 1:
-        count, units = count / 1000, units[1:]
-    return f"{count:.3g} {units[0]}"

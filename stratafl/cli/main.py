@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import traceback
 from collections.abc import Callable, Iterable
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -20,43 +21,43 @@ from stratafl.base.signals import Interrupted
 from stratafl.base.tracebacks import add_plugin, format_frames
 from stratafl.base.user_code import attribute_errors
 from stratafl.base.version import __version__
+from stratafl.cli.catalogue import list_command
 from stratafl.cli.config import config
-from stratafl.cli.costs.networks import networks
-from stratafl.cli.costs.plan import plan_command
-from stratafl.cli.costs.price import price_command
+from stratafl.cli.cost import cost_command, timeline_command
 from stratafl.cli.data import data
 from stratafl.cli.demo import demo_command
 from stratafl.cli.deploy import deploy
 from stratafl.cli.init.command import init_command
-from stratafl.cli.methods import methods_command
-from stratafl.cli.models import models_command
-from stratafl.cli.options import Commands
+from stratafl.cli.options import CATALOGUE, DEPLOYMENT, EXPERIMENTS, INSTALLED, RESULTS, TopCommands
+from stratafl.cli.renamed import present_words
 from stratafl.cli.report import report_command
-from stratafl.cli.run import run_command
-from stratafl.cli.runs import runs_command
+from stratafl.cli.run import resume_command, run_command
+from stratafl.cli.runs import runs
 from stratafl.cli.sweep import sweep_command
 from stratafl.cli.tables import spell_out
+from stratafl.cli.tune import tune_command
 
 app = typer.Typer(
-    cls=Commands,
+    cls=TopCommands,
     help="Hierarchical federated learning on trees of any depth.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.command("demo")(demo_command)
-app.command("init")(init_command)
-app.command("run")(run_command)
-app.command("sweep")(sweep_command)
-app.command("runs")(runs_command)
-app.command("report")(report_command)
-app.command("price")(price_command)
-app.command("plan")(plan_command)
-app.command("methods")(methods_command)
-app.command("models")(models_command)
-app.add_typer(config, name="config")
-app.add_typer(networks, name="networks")
-app.add_typer(data, name="data")
-app.add_typer(deploy, name="deploy")
+app.command("init", rich_help_panel=EXPERIMENTS)(init_command)
+app.command("run", rich_help_panel=EXPERIMENTS)(run_command)
+app.command("resume", rich_help_panel=EXPERIMENTS)(resume_command)
+app.command("sweep", rich_help_panel=EXPERIMENTS)(sweep_command)
+app.command("tune", rich_help_panel=EXPERIMENTS)(tune_command)
+app.add_typer(config, name="config", rich_help_panel=EXPERIMENTS)
+app.add_typer(runs, name="runs", rich_help_panel=RESULTS)
+app.command("report", rich_help_panel=RESULTS)(report_command)
+app.command("cost", rich_help_panel=RESULTS)(cost_command)
+app.command("cost timeline", hidden=True)(timeline_command)
+app.command("list", rich_help_panel=CATALOGUE)(list_command)
+app.add_typer(data, name="data", rich_help_panel=CATALOGUE)
+app.command("demo", rich_help_panel=DEPLOYMENT)(demo_command)
+app.add_typer(deploy, name="deploy", rich_help_panel=DEPLOYMENT)
+VERBOSE = ("--verbose", "-v")
 COMMAND_GROUP = "stratafl.commands"
 """Group of entry points by which other distributions add commands."""
 CHECKOUT_COMMANDS = {"reproduce": "papers"}
@@ -69,7 +70,7 @@ def add_installed_commands(group: typer.Typer, found: Iterable[EntryPoint]) -> N
     for entry in found:
         # an installed distribution whose files are gone must not stop every other command
         with contextlib.suppress(ImportError):
-            group.command(entry.name)(entry.load())
+            group.command(entry.name, rich_help_panel=INSTALLED)(entry.load())
             for path in getattr(sys.modules[entry.module.partition(".")[0]], "__path__", ()):
                 add_plugin(path)
             missing.pop(entry.name, None)
@@ -91,8 +92,11 @@ add_installed_commands(app, entry_points(group=COMMAND_GROUP))
 
 
 @app.callback(invoke_without_command=True)
-def version_option(
+def top_options(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    verbose: Annotated[
+        bool, typer.Option(*VERBOSE, help="Show the traceback of an error; may stand anywhere.")
+    ] = False,
 ) -> None:
     if version:
         print(__version__)
@@ -103,20 +107,29 @@ def main() -> None:
     """Errors a user can mend are one line and exit code 2, those in their own code come with its
     lines and are 4; an interrupt is 130, a SIGTERM 143."""
     spell_out()
+    is_verbose = any(word in VERBOSE for word in sys.argv)
     try:
+        # processes that share a run are started with these words, too
+        sys.argv[1:] = present_words(sys.argv[1:])
         with attribute_errors():
-            app(prog_name="stratafl", standalone_mode=True)
-    except (InvalidInput, MissingExtra) as problem:
-        print(escape_control(f"error: {problem}"), file=sys.stderr)
-        if not isinstance(problem, UserCodeError):
-            sys.exit(2)
-        for each in format_frames(problem.frames).splitlines():
-            print(escape_control(each), file=sys.stderr)
-        sys.exit(problem.exit_code)
-    except OSError as problem:
+            app(args=[word for word in sys.argv[1:] if word not in VERBOSE], prog_name="stratafl")
+    except (InvalidInput, MissingExtra, OSError, Interrupted) as problem:
+        if is_verbose:
+            traceback.print_exc()
+        sys.exit(_tell(problem))
+
+
+def _tell(problem: InvalidInput | MissingExtra | OSError | Interrupted) -> int:
+    """Print what ended a command; returns its exit code."""
+    if isinstance(problem, Interrupted):
+        text = problem.message
+    elif isinstance(problem, OSError):
         where = "a file" if problem.filename is None else format_value(Path(str(problem.filename)))
-        print(escape_control(f"error: {where}: {problem.strerror or first_line_of(problem)}"), file=sys.stderr)
-        sys.exit(2)
-    except Interrupted as stopped:
-        print(escape_control(stopped.message), file=sys.stderr)
-        sys.exit(stopped.exit_code)
+        text = f"error: {where}: {problem.strerror or first_line_of(problem)}"
+    else:
+        text = f"error: {problem}"
+    print(escape_control(text), file=sys.stderr)
+    if isinstance(problem, UserCodeError):
+        for line in format_frames(problem.frames).splitlines():
+            print(escape_control(line), file=sys.stderr)
+    return problem.exit_code if isinstance(problem, Interrupted | InvalidInput) else 2

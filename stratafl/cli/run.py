@@ -1,4 +1,4 @@
-"""`stratafl run`: one run, new or gone on with."""
+"""`stratafl run` and `stratafl resume`: a run, new or continued."""
 
 from __future__ import annotations
 
@@ -15,7 +15,18 @@ import typer
 from stratafl.base.errors import InvalidInput, escape_control
 from stratafl.base.signals import Interrupted
 from stratafl.base.validation import check_integer
-from stratafl.cli.options import CONFIG_FILE, AsJson, Changes, Quiet, Track, tracked_by
+from stratafl.cli.options import (
+    CONFIG_FILE,
+    AsJson,
+    Changes,
+    Quiet,
+    RunArgument,
+    RunsFolder,
+    Track,
+    shorthands,
+    tracked_by,
+)
+from stratafl.cli.runs import find_run
 from stratafl.runs import format
 
 if TYPE_CHECKING:
@@ -25,62 +36,88 @@ if TYPE_CHECKING:
     from stratafl.runs.session import RunSession
 
 
+Nproc = Annotated[
+    int | None, typer.Option(metavar="N", help="Share the run among N processes here, its ranks; see docs/ranks.md.")
+]
+TensorBoardFlag = Annotated[
+    bool, typer.Option("--tensorboard", help="The same as --track tensorboard: events in the run's own folder.")
+]
+Rounds = Annotated[int | None, typer.Option(metavar="N", help="Global rounds.")]
+
+
 def run_command(
-    config: Annotated[Path | None, CONFIG_FILE] = None,
+    config: Annotated[Path, CONFIG_FILE],
     change: Changes = None,
-    runs: Annotated[Path, typer.Option(help="The folder that gets the run's own folder.")] = Path("runs"),
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Random seed.")] = None,
+    rounds: Rounds = None,
+    device: Annotated[str | None, typer.Option(help="Where to train, such as cuda.")] = None,
+    runs: RunsFolder = Path("runs"),
     name: Annotated[str | None, typer.Option(help="The run's name; the config file's unless given.")] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Go on with this folder's run; with --set rounds=N, further."),
-    ] = None,
-    force: Annotated[
-        bool,
-        typer.Option("--force", help="Go on with a run also where its config, your files or its data were changed."),
-    ] = False,
     track: Track = None,
-    tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="The same as --track tensorboard: events in the run's own folder.")
-    ] = False,
-    nproc: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Share the run among N processes here, its ranks; see docs/ranks.md."),
-    ] = None,
+    tensorboard: TensorBoardFlag = False,
+    nproc: Nproc = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Run what a config file describes, and keep it in a folder of its own."""
     from stratafl.distributed.launcher import distributed_session
     from stratafl.experiment.experiment import Experiment
-    from stratafl.runs.session import RunSession, extended
+    from stratafl.runs.session import RunSession
     from stratafl.runs.trackers import check_trackers
 
+    changes = [*(change or ()), *shorthands({"seed": seed, "rounds": rounds, "execution.device": device})]
     if nproc is not None:
-        raise typer.Exit(_shared(nproc, None if config is None else Experiment.from_toml(config, change or ())))
+        raise typer.Exit(_shared(nproc, Experiment.from_toml(config, changes)))
     tracked = tracked_by(track, tensorboard)
     check_trackers(tracked)
     with distributed_session() as ranks:
         try:
             with ranks.raise_together():
-                if (config is None) == (resume is None):
-                    raise InvalidInput("CONFIG", config, "give either a config file, or --resume and a run's folder")
-                if resume is not None and name is not None:
-                    raise InvalidInput("--name", name, "a run goes on under the name it has: give none with --resume")
-                if force and resume is None:
-                    raise InvalidInput("--force", force, "is for --resume")
-                settings = None if config is None else Experiment.from_toml(config, change or ())
-            if resume is not None:
-                further = extended(resume, change) if change else None
-                session = RunSession.resume(resume, further, ranks=ranks, say=_saying(resume.name, ranks), force=force)
-            else:
-                assert config is not None and settings is not None
-                session = RunSession.start(settings, name or format.slug(config.stem), runs, ranks=ranks)
+                settings = Experiment.from_toml(config, changes)
+            session = RunSession.start(settings, name or format.slug(config.stem), runs, ranks=ranks)
         except KeyboardInterrupt:
             raise Interrupted(signal.SIGINT, "interrupted before the first round") from None
-        if ranks.is_first:
-            _show(session, tracked, quiet, as_json)
-        else:
-            session.run()
+        _train(session, tracked, quiet, as_json)
+
+
+def resume_command(
+    run: RunArgument,
+    change: Changes = None,
+    rounds: Rounds = None,
+    allow_changes: Annotated[
+        bool, typer.Option("--allow-changes", help="Also where its config, your files or its data were changed.")
+    ] = False,
+    runs: RunsFolder = Path("runs"),
+    track: Track = None,
+    tensorboard: TensorBoardFlag = False,
+    nproc: Nproc = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Continue a run that was stopped or failed, or with --rounds one that is done."""
+    from stratafl.distributed.launcher import distributed_session
+    from stratafl.runs.session import RunSession, extended
+    from stratafl.runs.trackers import check_trackers
+
+    if nproc is not None:
+        raise typer.Exit(_shared(nproc, None))
+    path, changes = find_run(run, runs), [*(change or ()), *shorthands({"rounds": rounds})]
+    tracked = tracked_by(track, tensorboard)
+    check_trackers(tracked)
+    with distributed_session() as ranks:
+        try:
+            further = extended(path, changes) if changes else None
+            session = RunSession.resume(path, further, ranks=ranks, say=_saying(path.name, ranks), force=allow_changes)
+        except KeyboardInterrupt:
+            raise Interrupted(signal.SIGINT, "interrupted before the first round") from None
+        _train(session, tracked, quiet, as_json)
+
+
+def _train(session: RunSession, tracked: Sequence[str], quiet: bool, as_json: bool) -> None:
+    if session.simulation.ranks.is_first:
+        _show(session, tracked, quiet, as_json)
+    else:
+        session.run()
 
 
 def _shared(nproc: int, settings: Experiment | None) -> int:
@@ -105,7 +142,7 @@ def _saying(title: str, ranks: Communicator) -> Callable[[str], None]:
 
 
 def _show(session: RunSession, tracked: Sequence[str], quiet: bool, as_json: bool) -> None:
-    from stratafl.cli.display import byte_count
+    from stratafl.base.units import byte_count
     from stratafl.runs.trackers import trackers_for
     from stratafl.simulation.callbacks import tracking
     from stratafl.simulation.progress import ProgressBar

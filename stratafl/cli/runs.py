@@ -1,67 +1,252 @@
-"""`stratafl runs`: a list of stored runs."""
+"""`stratafl runs`: list, show, compare and export stored runs."""
 
 from __future__ import annotations
 
 import json
-import sys
-import tomllib
-from collections.abc import Sequence
+import operator
+import re
+from collections.abc import Callable, Sequence
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from stratafl.base.errors import InvalidInput, escape_control, join_names
-from stratafl.base.validation import check_choice
-from stratafl.cli.options import AsJson
+from stratafl.base.errors import InvalidInput, escape_control, join_names, unknown_name
+from stratafl.cli.options import AsJson, Commands, RunArgument, RunsFolder
 from stratafl.cli.tables import Column, print_table
 from stratafl.runs import format
-from stratafl.runs.reader import StoredRun, UnreadableRun, pack_runs, scan
+from stratafl.runs.reader import StoredRun, UnreadableRun, pack_runs, read_run, scan
 
-Condition = tuple[Sequence[str], Any]
+runs = typer.Typer(cls=Commands, help="Stored runs: list, show, compare, export.", no_args_is_help=True)
+
+# Typer takes no lists of Literals
+Status = StrEnum("Status", [(name, name) for name in format.STATUSES])
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of runs.")]
+Statuses = Annotated[list[Status] | None, typer.Option("--status", help="Only those that are so; repeatable.")]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="SECTION.KEY=VALUE", help="Only those whose config says so, also with != < <= > >=; repeatable."
+    ),
+]
+LATEST = "latest"
+OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
+CONDITION = re.compile(r"\s*([^<>=!\s]+)\s*(!=|<=|>=|=|<|>)\s*(.*)", re.DOTALL)
+SORT_KEYS = ("created", "name", "method", "status", "round", "seconds")
 
 
-def runs_command(
-    folder: Annotated[Path, typer.Argument(help="A folder of runs.")] = Path("runs"),
-    status: Annotated[
-        list[str] | None, typer.Option(help=f"Only those that are {', '.join(format.STATUSES)}; repeatable.")
-    ] = None,
-    where: Annotated[
-        list[str] | None,
-        typer.Option(metavar="SECTION.KEY=VALUE", help="Only those whose config says so; repeatable."),
-    ] = None,
-    pack: Annotated[
-        Path | None, typer.Option(metavar="FILE.tar.gz", help="Put their records into one file, without models.")
-    ] = None,
+class Condition(NamedTuple):
+    """A comparison that the config of a run has to fulfil."""
+
+    key: str
+    sign: str
+    value: Any
+
+    @staticmethod
+    def parse(text: str) -> Condition:
+        """Read "section.key=value", or with another comparison; the value is TOML or plain text."""
+        from stratafl.experiment.toml import plain_value
+
+        match = CONDITION.fullmatch(text)
+        if match is None or not all(match[1].split(".")):
+            raise InvalidInput("--where", text, "must look like section.key=value, or with !=, <, <=, > or >=")
+        return Condition(match[1], match[2], plain_value("--where", match[3]))
+
+    def is_met(self, run: StoredRun) -> bool:
+        """Whether a run fulfils it; values that cannot be compared do not."""
+        value = value_of(run.config, self.key)
+        if isinstance(value, dict) and not isinstance(self.value, dict):
+            value = value.get("name")
+        try:
+            return OPERATORS[self.sign](value, self.value)
+        except TypeError:
+            return False
+
+
+def value_of(config: Any, key: str) -> Any:
+    """The value of a dotted key in nested tables; None without it."""
+    for part in key.split("."):
+        config = config.get(part) if isinstance(config, dict) else None
+    return config
+
+
+@runs.command("list")
+def list_command(
+    folder: Folder = Path("runs"),
+    status: Statuses = None,
+    where: Where = None,
+    sort: Annotated[
+        str, typer.Option(metavar="KEY", help=f"{', '.join(SORT_KEYS)} or a metric; the highest or newest first.")
+    ] = "created",
+    limit: Annotated[int | None, typer.Option("--limit", "-n", metavar="N", help="Only the first N.", min=1)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List stored runs, oldest first, with what became of them."""
-    for name in status or ():
-        check_choice("--status", name, format.STATUSES)
-    conditions = [_condition(text) for text in where or ()]
+    """List stored runs, newest first, with what became of them."""
+    chosen, broken, absent = _select(folder, status, where)
+    rows = {run.path: _row(run) for run in chosen}
+    chosen = _sorted(chosen, rows, sort)[:limit]
+    if as_json:
+        unreadable = [{"path": str(each.path), "reason": each.reason} for each in broken]
+        print(json.dumps({"runs": [rows[run.path] for run in chosen], "unreadable": unreadable}))
+        return
+    if chosen:
+        _print_table(chosen, [rows[run.path] for run in chosen], folder)
+    elif not broken:
+        filtered = bool(status or where)
+        text = f"no such runs in {folder}{absent}" if filtered else f"no runs in {folder} yet: stratafl run CONFIG"
+        print(escape_control(text))
+    for each in broken:
+        print(escape_control(f"unreadable: {each.reason}"))
+
+
+@runs.command("show")
+def show_command(run: RunArgument, folder: RunsFolder = Path("runs"), as_json: AsJson = False) -> None:
+    """Show a run: what became of it, its last metrics, its config and its environment."""
+    stored = read_run(find_run(run, folder))
+    row = _row(stored)
+    if as_json:
+        print(json.dumps({**row, "config": stored.config, "environment": stored.environment, "files": stored.files}))
+        return
+    reason = f": {stored.reason}" if stored.reason else ""
+    facts = {
+        "run": row["path"],
+        "status": f"{stored.status}, {stored.round} of {stored.total} rounds{reason}",
+        "created": stored.created,
+        "trained": f"{row['seconds']:.1f} s, {stored.how} {stored.precision}".rstrip(),
+        "metrics": "  ".join(f"{name} {value:.4f}" for name, value in row["final"].items()) or "none yet",
+        **{f"note {number}": note for number, note in enumerate(stored.notes, 1)},
+        **{f"continued after round {entry['after']}": entry["time"] for entry in stored.continued},
+    }
+    print_table(["what", Column("value", prose=True)], list(facts.items()), stored.name)
+    for title, table in (("Config", stored.config), ("Environment", stored.environment)):
+        print()
+        print_table(["key", Column("value", prose=True)], [(k, _text(v)) for k, v in _flat(table).items()], title)
+
+
+@runs.command("diff")
+def diff_command(
+    first: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, a part of its name, or latest.")],
+    second: Annotated[str, typer.Argument(metavar="OTHER", help="The other run.")],
+    folder: RunsFolder = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Compare two runs: the options, files and last metrics in which they differ."""
+    stored = [read_run(find_run(each, folder)) for each in (first, second)]
+    tables = [_comparable(run) for run in stored]
+    keys = dict.fromkeys(key for table in tables for key in table)
+    differing = {key: [table.get(key) for table in tables] for key in keys if tables[0].get(key) != tables[1].get(key)}
+    if as_json:
+        print(json.dumps({"runs": [str(run.path) for run in stored], "differences": differing}))
+    elif differing:
+        rows = [(key, *map(_text, values)) for key, values in differing.items()]
+        print_table(["key", *(Column(run.path.name, prose=True) for run in stored)], rows)
+    else:
+        print("the runs do not differ")
+
+
+@runs.command("export")
+def export_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE.tar.gz", help="The archive to write.")],
+    folder: Folder = Path("runs"),
+    status: Statuses = None,
+    where: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put the records of runs into one file, without models and checkpoints."""
+    chosen, _, absent = _select(folder, status, where)
+    if not chosen and not as_json:
+        print(escape_control(f"no such runs in {folder}{absent}: nothing was written"))
+        return
+    size = pack_runs(chosen, folder, file)
+    if as_json:
+        print(json.dumps({"file": str(file), "bytes": size, "runs": [str(run.path) for run in chosen]}))
+    else:
+        print(f"{len(chosen)} runs in {escape_control(file)}, {size / 1e6:.2f} MB")
+
+
+def find_run(name: str, folder: Path) -> Path:
+    """The folder of a run that is named by its path, by a part of its folder's name or as the
+    latest one in a folder of runs."""
+    if Path(name).exists():
+        return Path(name)
+    entries = scan(folder) if folder.is_dir() else []
+    if name == LATEST:
+        readable = [run for run in entries if isinstance(run, StoredRun)]
+        if not readable:
+            raise InvalidInput("RUN", name, f"no runs in {folder} yet")
+        return readable[-1].path
+    paths = {str(run.path.relative_to(folder)): run.path for run in entries}
+    matches = [text for text in paths if name in text]
+    if not matches:
+        raise unknown_name("RUN", name, [*paths, LATEST])
+    if len(matches) > 1:
+        raise InvalidInput("RUN", name, f"is a part of several names: {join_names(matches)}")
+    return paths[matches[0]]
+
+
+def _select(
+    folder: Path, status: Sequence[str] | None, where: Sequence[str] | None
+) -> tuple[list[StoredRun], list[UnreadableRun], str]:
+    """The runs that are asked for, all that cannot be read unless some are, and keys that no run
+    has, which are probably misspelt."""
+    conditions = [Condition.parse(text) for text in where or ()]
+    if folder == Path("runs") and not folder.exists():
+        return [], [], ""
     entries = scan(folder)
     readable = [run for run in entries if isinstance(run, StoredRun)]
     broken = [] if status or where else [run for run in entries if isinstance(run, UnreadableRun)]
-    chosen = [run for run in readable if (not status or run.status in status) and _meets(run, conditions)]
-    if pack is not None:
-        size = pack_runs(chosen, folder, pack)
-        summary = f"{len(chosen)} runs in {escape_control(pack)}, {size / 1e6:.2f} MB"
-        print(summary, file=sys.stderr if as_json else sys.stdout)
-    if as_json:
-        print(json.dumps({"runs": [_row(run) for run in chosen],
-                          "unreadable": [{"path": str(b.path), "reason": b.reason} for b in broken]}))  # fmt: skip
-    elif pack is None and not chosen and not broken:
-        filtered = bool(status or where)
-        print(f"no such runs in {folder}{_nowhere(readable, conditions)}" if filtered else f"no runs in {folder}")
-    elif pack is None:
-        _print_table(chosen, folder)
-        for each in broken:
-            print(escape_control(f"unreadable: {each.reason}"))
+    chosen = [run for run in readable if not status or run.status in status]
+    chosen = [run for run in chosen if all(condition.is_met(run) for condition in conditions)]
+    keys = [key for key, _, _ in conditions if all(value_of(run.config, key) is None for run in readable)]
+    return chosen, broken, f": none has {', '.join(keys)}" if readable and keys else ""
 
 
-def _print_table(runs: Sequence[StoredRun], folder: Path) -> None:
+def _sorted(chosen: Sequence[StoredRun], rows: dict[Path, dict[str, Any]], key: str) -> list[StoredRun]:
+    """The runs with the highest value of a key first; those without one last."""
+    metrics = {name for row in rows.values() for name in row["final"]}
+    if rows and key not in (*SORT_KEYS, *metrics):
+        raise unknown_name("--sort", key, [*SORT_KEYS, *sorted(metrics)])
+
+    def value(run: StoredRun) -> Any:
+        # the list is by time, which ids tell more finely than `created` does
+        row = rows[run.path]
+        return run.id if key == "created" else row["final"].get(key) if key in metrics else row[key]
+
+    known = [run for run in chosen if value(run) is not None]
+    return sorted(known, key=value, reverse=key not in ("name", "method", "status")) + [
+        run for run in chosen if value(run) is None
+    ]
+
+
+def _comparable(run: StoredRun) -> dict[str, Any]:
+    """Everything of a run that may differ from another: options, files, engine and last metrics."""
+    from stratafl.runs.groups import flat_options
+    from stratafl.runs.provenance import files_of
+
+    row = _row(run)
+    return {
+        **flat_options(run),
+        **{f"files.{name}": f"#{digest[:6]}" for name, digest in files_of(run).items()},
+        "status": run.status,
+        "rounds done": run.round,
+        "engine": run.engine,
+        **{f"metrics.{name}": value for name, value in row["final"].items()},
+    }
+
+
+def _flat(table: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in format.flat_config(table).items() if value is not None}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else "none" if value is None else json.dumps(value, default=str)
+
+
+def _print_table(runs: Sequence[StoredRun], summaries: Sequence[dict[str, Any]], folder: Path) -> None:
     """A line for each run, and below the table why some of them ended as they did."""
-    summaries = [_row(run) for run in runs]
     # where nothing is classified, there is no accuracy
     metric = "accuracy" if any("accuracy" in row["final"] for row in summaries) else "loss"
     columns = (
@@ -115,33 +300,3 @@ def _row(run: StoredRun) -> dict[str, Any]:
         **run.left_out,
         "seconds": sum(r.get("seconds", 0.0) for r in run.rounds),
     }
-
-
-def _condition(text: str) -> Condition:
-    """A key's path and the value it must have, TOML or plain text, from section.key=value."""
-    path, equals, value = text.partition("=")
-    keys = path.strip().split(".")
-    if not equals or not all(keys):
-        raise InvalidInput("--where", text, "must look like section.key=value")
-    try:
-        return keys, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return keys, value.strip()
-
-
-def _meets(run: StoredRun, conditions: Sequence[Condition]) -> bool:
-    return all(_lookup(run.config, keys) == value for keys, value in conditions)
-
-
-def _nowhere(runs: Sequence[StoredRun], conditions: Sequence[Condition]) -> str:
-    """Names the keys asked for that no run has: they are probably misspelt."""
-    absent = [".".join(keys) for keys, _ in conditions if all(_lookup(run.config, keys) is None for run in runs)]
-    return f": none has {', '.join(absent)}" if runs and absent else ""
-
-
-def _lookup(config: Any, keys: Sequence[str]) -> Any:
-    for key in keys:
-        if not isinstance(config, dict):
-            return None
-        config = config.get(key)
-    return config

@@ -137,7 +137,7 @@ def _exit_code(ranks: Sequence[Rank], failed: Sequence[Rank], signals: Sequence[
     if first > 0 and first != EXIT_PEER_LOST:
         return first  # it has printed why
     path = store.get(RUN_KEY).decode() if store.check([RUN_KEY]) else ""
-    hint = f"; go on with: stratafl run --resume {shlex.quote(path)}" if path else ""
+    hint = f"; go on with: stratafl resume {shlex.quote(path)}" if path else ""
     if signals:
         print(f"interrupted{hint}", file=sys.stderr)
         return 128 + signals[0]

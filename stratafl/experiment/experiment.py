@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from stratafl.simulation.simulation import Simulation
 
 TUNE = "tune"
-"""Table of a config that is no part of the run: what `stratafl plan` searches."""
+"""Table of a config that is no part of the run: what `stratafl tune` searches."""
 
 
 def _plugins(value: Any) -> Any:
@@ -227,7 +227,7 @@ class Experiment(Section):
     def schema(cls) -> dict[str, Any]:
         """JSON schema of a config, for editors."""
         described = schema(cls)
-        described["properties"][TUNE] = {"type": "object", "description": "What `stratafl plan` searches."}
+        described["properties"][TUNE] = {"type": "object", "description": "What `stratafl tune` searches."}
         return described
 
 

@@ -108,12 +108,17 @@ def parse_change(change: str) -> tuple[list[str], Any]:
     keys = path.strip().split(".")
     if not equals or not all(keys):
         raise InvalidInput("--set", change, "must look like section.key=value")
+    return keys, plain_value("--set", text)
+
+
+def plain_value(field: str, text: str) -> Any:
+    """The value that a text stands for: TOML, or the text itself where it is not."""
     try:
-        return keys, tomllib.loads(f"value = {text}")["value"]
+        return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return keys, text.strip()
+        return text.strip()
     except (ValueError, RecursionError) as problem:
-        raise InvalidInput("--set", change, _reason(problem)) from None
+        raise InvalidInput(field, text, _reason(problem)) from None
 
 
 def put(tables: Tables, keys: Sequence[str], value: Any, where: str = "") -> None:

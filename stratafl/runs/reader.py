@@ -296,7 +296,7 @@ def pack_runs(runs: Sequence[StoredRun], folder: Path, path: Path) -> int:
     An unfinished run begins again if it is resumed elsewhere, as its checkpoints are not packed.
     """
     if not path.name.endswith(ENDINGS) or path.is_dir():
-        raise InvalidInput("--pack", path, "must be a file that ends in .tar.gz or .tgz")
+        raise InvalidInput("FILE", path, "must be a file that ends in .tar.gz or .tgz")
     files.make_folder(path.absolute().parent)
     with (
         files.atomic_write(path) as file,

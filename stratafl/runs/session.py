@@ -49,9 +49,9 @@ from stratafl.simulation.simulation import Simulation
 
 RoundCallback = Callable[[RoundResult], None]
 COMMAND = Driver(
-    option="--resume",
-    by_force="--force goes on all the same",
-    resumption=lambda path: f"go on with: stratafl run --resume {shlex.quote(str(path))}",
+    option="RUN",
+    by_force="--allow-changes goes on all the same",
+    resumption=lambda path: f"go on with: stratafl resume {shlex.quote(str(path))}",
     rejected={
         "job": "is the root of a deployed run: `stratafl deploy up`, or its start.sh, goes on with it",
         "objects": "its model and data are objects of a Python program: run that again, with the same `save`",
@@ -63,7 +63,7 @@ PROGRAM = Driver(
     resumption=lambda path: f"the same program goes on from there: the run is kept in {path}",
     rejected={"job": "is the folder of a deployed run's root"},
 )
-DONE = "this run is done; with --set rounds=N it goes on, if its state was kept (storage.keep_state)"
+DONE = "this run is done; with --rounds N it goes on, if its state was kept (storage.keep_state)"
 _open_here: weakref.WeakValueDictionary[Path, RunSession] = weakref.WeakValueDictionary()
 """The programs' runs of this process that have not ended, by their folder: a program, such as a
 notebook, may set the same run up once more."""
@@ -371,7 +371,7 @@ def extended(path: Path, changes: Sequence[str]) -> Experiment:
     allowed = [*EXTENT, *(f"storage.{key}" for key in options(Storage))]
     for change in changes:
         if (key := change.partition("=")[0].strip()) not in allowed:
-            raise InvalidInput("--set", key, f"a run goes on as it began: with --resume only {join_names(allowed)}")
+            raise InvalidInput("--set", key, f"a run goes on as it began, but for {join_names(allowed)}")
     described = format.with_moved_paths(format.read_description(path), path)
     return Experiment.from_table(toml.with_changes(described["config"], changes))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from stratafl.base.errors import InvalidInput
+from stratafl.base.errors import TIME_IS_OVER, InvalidInput
 from stratafl.base.files import check_writable, make_folder, remove_tree, write_json
 from stratafl.base.signals import Interrupted, InterruptHandler
 from stratafl.base.statistics import MeanStd, mean_std
@@ -206,6 +206,12 @@ class TuningResult:
         return any(result.choice is not None for result in self.network_results)
 
 
+class TimeIsOver(InvalidInput):
+    """The time limit was too short for a result; the same call continues."""
+
+    exit_code = TIME_IS_OVER
+
+
 def tune(
     task: TuningTask,
     folder: Path,
@@ -275,7 +281,7 @@ def _search_and_repeat(
     except OutOfTime:
         if search.baseline is None:
             reason = "was over before the config as given was done; the same command goes on"
-            raise InvalidInput("--max-seconds", budget.seconds, reason) from None
+            raise TimeIsOver("--time-limit", budget.seconds, reason) from None
     except Interrupted as problem:
         if search.baseline is None:
             raise Interrupted(problem.number, _progress_text(search)) from None

@@ -92,7 +92,7 @@ class Search:
         for network in self.task.networks:
             for kind in (self.task.minimise, *self.task.budgets):
                 if trial.cost(network.name, kind) == 0:
-                    option = "--minimise" if kind == self.task.minimise else "--budget"
+                    option = "--minimize" if kind == self.task.minimise else "--budget"
                     raise InvalidInput(option, kind, f"the network {network.name} says nothing of it: all is 0")
         if self.space.baseline is not None:
             self.trials[self.space.baseline] = trial

@@ -107,9 +107,7 @@ def test_help_fits_a_terminal(words: tuple[str, ...], width: int, monkeypatch: p
     assert "…" not in ran.output
 
 
-@pytest.mark.parametrize(
-    ("wrong", "nearest"), [(("rn",), "run"), (("data", "lst"), "list"), (("networks", "shw"), "show")]
-)
+@pytest.mark.parametrize(("wrong", "nearest"), [(("rn",), "run"), (("data", "shw"), "show")])
 def test_a_command_nobody_knows_is_answered_with_the_nearest(wrong, nearest, monkeypatch, capsys) -> None:
     assert command(monkeypatch, *wrong) == 2
     shown = capsys.readouterr().err
@@ -254,7 +252,7 @@ def test_a_file_that_ends_the_process_is_named_with_its_line(change, config, mon
 
 
 def test_a_path_that_is_too_long_is_one_line(config, monkeypatch, capsys) -> None:
-    for arguments in (["run", "a" * 5_000], ["run", config, "--runs", "a" * 5_000], ["run", "--resume", "a" * 5_000]):
+    for arguments in (["run", "a" * 5_000], ["run", config, "--runs", "a" * 5_000], ["resume", "a" * 5_000]):
         assert command(monkeypatch, *arguments) == 2
         shown = capsys.readouterr().err
         assert shown.startswith("error: ") and shown.count("\n") == 1
@@ -262,13 +260,13 @@ def test_a_path_that_is_too_long_is_one_line(config, monkeypatch, capsys) -> Non
 
 
 def test_methods_lists_every_rule(monkeypatch, capsys) -> None:
-    assert command(monkeypatch, "methods", "--json") == 0
+    assert command(monkeypatch, "list", "methods", "--json") == 0
     methods = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
     assert {"hfedavg", "mtgc", "local_correction", "group_correction", "fedprox", "scaffold", "feddyn"} <= set(methods)
     assert methods["mtgc"]["parameters"] == {"restart": "zero"}
     assert all("\n" not in entry["summary"] and entry["summary"] for entry in methods.values())
     monkeypatch.setenv("COLUMNS", "60")
-    assert command(monkeypatch, "methods") == 0
+    assert command(monkeypatch, "list", "methods") == 0
     assert all(len(line) <= 60 for line in capsys.readouterr().out.splitlines())
 
 
@@ -280,11 +278,11 @@ def test_methods_lists_a_rule_of_one_s_own_whatever_it_takes(monkeypatch, capsys
         "@register('wants', summary='[red] as it is')\n"
         "def wants(share, kind=print): return average()\n"
     )
-    assert command(monkeypatch, "methods", "--plugin", plugin, "--json") == 0
+    assert command(monkeypatch, "list", "methods", "--plugin", plugin, "--json") == 0
     (mine,) = [each for each in json.loads(capsys.readouterr().out) if each["name"] == "wants"]
     assert mine["parameters"] == {"share": None, "kind": "<built-in function print>"}
     monkeypatch.setenv("COLUMNS", "200")
-    assert command(monkeypatch, "methods", "--plugin", plugin) == 0
+    assert command(monkeypatch, "list", "methods", "--plugin", plugin) == 0
     shown = capsys.readouterr().out
     assert "[red] as it is" in shown
     assert "share, kind=<built-in function print>" in shown
@@ -326,7 +324,7 @@ def test_data_show_prints_the_split_and_draws_it(config, monkeypatch, capsys, tm
 def test_data_list_and_prepare(monkeypatch, capsys, tmp_path) -> None:
     monkeypatch.setenv("STRATAFL_DATA", str(tmp_path))
     monkeypatch.delenv("STRATAFL_REAL_DATA", raising=False)
-    assert command(monkeypatch, "data", "list", "--json") == 0
+    assert command(monkeypatch, "list", "datasets", "--json") == 0
     states = {each["name"]: each["state"] for each in json.loads(capsys.readouterr().out)}
     assert states["digits"] == "embedded"
     assert states["cifar10"] == "not prepared"
@@ -338,7 +336,7 @@ def test_data_list_and_prepare(monkeypatch, capsys, tmp_path) -> None:
 
 
 def test_models_lists_the_paper_s_with_their_sizes(monkeypatch, capsys) -> None:
-    assert command(monkeypatch, "models", "--json") == 0
+    assert command(monkeypatch, "list", "models", "--json") == 0
     sizes = {each["name"]: each["parameters"] for each in json.loads(capsys.readouterr().out)}
     assert sizes == {"logistic": 7850, "mlp": 199210, "cnn": 797962, "resnet18_gn": 11227812, "lstm": 133520}
 
@@ -369,7 +367,7 @@ def test_a_run_in_which_everything_is_refused_fails_in_one_line(config, monkeypa
     assert (run.status, run.round, len(run.rounds)) == ("failed", 3, 3)
     assert f"error: {run.reason}" == last
     # gone on with, it fails again after a round
-    assert command(monkeypatch, "run", "--resume", path, "--quiet") == 2
+    assert command(monkeypatch, "resume", path, "--quiet") == 2
     assert "every update was refused, 3 rounds in a row" in capsys.readouterr().err
 
 

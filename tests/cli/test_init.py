@@ -37,8 +37,8 @@ def test_every_command_of_its_readme_works_as_it_is(tmp_path: Path) -> None:
     assert [command.split()[0] for command in commands] == ["data", "run", "sweep", "runs", "report"]
     for command in commands:
         stratafl(*command.split(), folder=folder)
-    assert {"split.png", "runs", "report.html"} <= {path.name for path in folder.iterdir()}
-    runs = json.loads(stratafl("runs", "--json", folder=folder).stdout)["runs"]
+    assert {"runs", "report.html"} <= {path.name for path in folder.iterdir()}
+    runs = json.loads(stratafl("runs", "list", "--json", folder=folder).stdout)["runs"]
     assert [run["status"] for run in runs] == ["done"] * 7
     assert {run["method"] for run in runs} == {"hfedavg", "mtgc", "homesick"}
     assert min(run["final"]["accuracy"] for run in runs) > 0.7

@@ -20,7 +20,7 @@ SMALL = 'rounds = 1\n\n[tree]\nshape = "2x2"\n\n[model]\nname = "logistic"\n\n[s
 def test_any_encoding_can_show_a_table(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding, write_through=True))
-    assert command(monkeypatch, "methods") == 0
+    assert command(monkeypatch, "list", "methods") == 0
     heading, rule, *_ = written.getvalue().decode(encoding).splitlines()
     assert heading.startswith("name") and set(rule) == {"─" if encoding == "utf-8" else "-"}
 
@@ -37,7 +37,7 @@ def test_what_an_encoding_lacks_is_spelt_out(tmp_path: Path, monkeypatch: pytest
 def test_a_command_to_go_on_with_can_be_pasted(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(SMALL)
     session = RunSession.start(Experiment.from_toml(tmp_path / "run.toml"), "run", tmp_path / "my runs")
-    assert shlex.split(session.driver.resumption(session.path))[-3:] == ["run", "--resume", str(session.run().path)]
+    assert shlex.split(session.driver.resumption(session.path))[-2:] == ["resume", str(session.run().path)]
 
 
 def test_a_mark_at_the_beginning_of_a_config_is_none_of_it(tmp_path: Path) -> None:

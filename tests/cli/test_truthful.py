@@ -170,8 +170,8 @@ def test_the_record_says_when_a_run_diverged(dead_and_alive: int, file: str) -> 
 
 
 def test_the_listing_says_when_a_run_diverged(stratafl, dead_and_alive: int) -> None:
-    listed = json.loads(stratafl("runs", "--json").out)["runs"]
-    assert [run.get("diverged", "unsaid") for run in listed] == [dead_and_alive, None]
+    listed = json.loads(stratafl("runs", "list", "--json").out)["runs"]
+    assert [run.get("diverged", "unsaid") for run in listed] == [None, dead_and_alive]
 
 
 def test_the_listing_s_table_marks_a_run_that_diverged(stratafl, dead_and_alive: int) -> None:
@@ -283,12 +283,12 @@ def test_a_run_whose_inputs_changed_goes_on_only_by_force(
         Path("net.py").write_text(NETS.replace("return super().forward(x)\n", "return 2 * super().forward(x)\n", 1))
     else:
         edit(interrupted / "run.json", "config", section, key, to=value)
-    refused = stratafl("run", "--resume", interrupted, "-q")
+    refused = stratafl("resume", interrupted, "-q")
     check_one_line(refused)
     assert named in refused.err
-    forced = stratafl("run", "--resume", interrupted, "-q", "--force")
+    forced = stratafl("resume", interrupted, "-q", "--allow-changes")
     assert forced.code == 0, forced.err
-    (run,) = json.loads(stratafl("runs", "--json").out)["runs"]
+    (run,) = json.loads(stratafl("runs", "list", "--json").out)["runs"]
     assert run["status"] == "done"
     assert named in json.dumps([json.loads(path.read_text()) for path in interrupted.glob("*.json")])
 
@@ -354,7 +354,7 @@ def test_a_damaged_number_takes_no_listing_down(stratafl, two_runs: Path, second
     lines[-1] = json.dumps({**json.loads(lines[-1]), "seconds": seconds})
     (two_runs / "rounds.jsonl").write_text("\n".join(lines) + "\n")
     for options in ((), ("--json",)):
-        said = stratafl("runs", *options)
+        said = stratafl("runs", "list", *options)
         assert said.code == 0, said.err[-400:]
         assert "healthy" in said.out
 

@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from stratafl.base.statistics import MeanStd
+from stratafl.cli import cost as cost_module
 from stratafl.cli import demo
 from stratafl.cli import runs as runs_module
 from stratafl.cli import sweep as sweep_module
-from stratafl.cli.costs import price as price_module
 from stratafl.cli.main import app, main
 from stratafl.cost.pricing import GroupCosts, Milestone
 from stratafl.deploy.host import this_machine, view
@@ -52,7 +52,7 @@ def invoke(*words: object) -> str:
 def test_data_list(width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STRATAFL_DATA", str(tmp_path))
     commands = [f"stratafl data prepare {name} --from hub" for name in ("cifar10", "emnist_letters", "shakespeare")]
-    check(invoke("data", "list"), width, *commands, "apt-get install dataset-fashion-mnist", "1,442 / 355")
+    check(invoke("list", "datasets"), width, *commands, "apt-get install dataset-fashion-mnist", "1,442 / 355")
 
 
 def test_data_show(width: int, tmp_path: Path) -> None:
@@ -66,24 +66,32 @@ def test_methods(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     registry.register("a_method_with_a_rather_long_name", summary="unquestionably")(lambda pull="before_the_clip": None)
     check(
-        invoke("methods"), width,
+        invoke("list", "methods"), width,
         "a_method_with_a_rather_long_name", "unquestionably", "pull='before_the_clip'", "beta2=0.99", "synchronises",
     )  # fmt: skip
 
 
 def test_models(width: int) -> None:
-    check(invoke("models"), width, "11,227,812", "resnet18_gn", "convolutions", "normalisation", "my_model.py:Class")
+    check(
+        invoke("list", "models"),
+        width,
+        "11,227,812",
+        "resnet18_gn",
+        "convolutions",
+        "normalisation",
+        "my_model.py:Class",
+    )
 
 
 def test_runs(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["study-20261117-024449-4213c", "sweep/digits-5x4-local_correction-4-10-s0-3d311369-20261117-020505-984ba"]
     methods = [{"name": "mtgc"}, {"rules": ["mtgc", {"name": "local_correction"}]}]
     made = [
-        replace(stored(Experiment.from_table({"method": method, "rounds": 12345}), [0.91234]), path=Path("runs", name))
+        replace(stored(Experiment.from_table({"method": method, "rounds": 12345}), [0.91234]), path=Path("some", name))
         for name, method in zip(names, methods, strict=True)
     ]
     monkeypatch.setattr(runs_module, "scan", lambda folder: made)
-    check(invoke("runs", "runs"), width, *names, "mtgc / local_correction", "1/12345", "0.9123", "done")
+    check(invoke("runs", "list", "some"), width, *names, "mtgc / local_correction", "1/12345", "0.9123", "done")
 
 
 def test_sweep(width: int, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,12 +124,12 @@ def test_demo(width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_networks(width: int) -> None:
-    check(invoke("networks"), width, "halos_regions", "data_centre", "stratafl networks show NAME")
+    check(invoke("list", "networks"), width, "halos_regions", "data_centre", "stratafl list networks NAME")
 
 
 def test_network(width: int) -> None:
     check(
-        invoke("networks", "show", "leo_relay"), width, "tier 1: between satellites", "pipe_down_mbit_s", "504 to 4536"
+        invoke("list", "networks", "leo_relay"), width, "tier 1: between satellites", "pipe_down_mbit_s", "504 to 4536"
     )
 
 
@@ -133,7 +141,7 @@ def test_price(width: int, capsys: pytest.CaptureFixture[str]) -> None:
     first = Milestone("balanced_accuracy 75.5 %", 3, 1, None, None, None, None, (), {})
     setting = "MTGC, release_dirichlet 0.1, E = 30"
     found = GroupCosts(setting, "a_network", "what it is", "EUR", names, (first, at_last))
-    price_module._print([found, replace(found, setting="HFedAvg")])
+    cost_module._print([found, replace(found, setting="HFedAvg")])
     check(
         capsys.readouterr().out, width, "release_dirichlet", "1 of 3 runs", "14.3 ± 1.1", "1,230 ± 4",
         "1,234,567 ± 98,765", "balanced_accuracy 75.5 %", "92.8",

@@ -125,7 +125,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bits(server: Server, tmp_path:
     process.kill(signal.SIGKILL)
     assert process.ends() == -signal.SIGKILL
     (run,) = (path for path in (tmp_path / "killed").iterdir() if not path.name.startswith("."))
-    code, output = server.run("run", "--resume", run, "--quiet", cwd=tmp_path)
+    code, output = server.run("resume", run, "--quiet", cwd=tmp_path)
     assert code == 0, output
     (uninterrupted,) = (tmp_path / "whole").iterdir()
     assert contents(run) == contents(uninterrupted)

@@ -164,7 +164,7 @@ def test_run_with_a_killed_rank_can_be_resumed(commands: Commands, undisturbed: 
         code, said, complained = ended(process)
         assert time.monotonic() - began < 20, "seconds, on a machine that may be busy"
         assert (code, said) == (3, "")
-        hint = f"go on with: stratafl run --resume {Path('runs') / run.name}"
+        hint = f"go on with: stratafl resume {Path('runs') / run.name}"
         lines = [line for line in complained.splitlines() if "goes on after" not in line]
         assert lines == [f"error: rank {victim} was ended by SIGKILL; {hint}"]
         assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
@@ -173,9 +173,9 @@ def test_run_with_a_killed_rank_can_be_resumed(commands: Commands, undisturbed: 
         done = records(run)
         assert 2 < done < ROUNDS
         if more:
-            process = commands.start("stratafl", "run", "--resume", Path("runs") / run.name, "--nproc", more, "--quiet")
+            process = commands.start("stratafl", "resume", Path("runs") / run.name, "--nproc", more, "--quiet")
             wait(lambda: records(run) > done, every=0.01)
-    code, _, complained = commands.run("stratafl", "run", "--resume", run, "--quiet")
+    code, _, complained = commands.run("stratafl", "resume", run, "--quiet")
     assert code == 0, complained
     assert_alike(run, undisturbed, 1e-5)
 
@@ -189,7 +189,7 @@ def test_sigterm_stops_and_saves_the_run(commands: Commands) -> None:
     process.send_signal(signal.SIGTERM)
     code, _, complained = ended(process)
     assert code == 143
-    assert complained == f"interrupted; go on with: stratafl run --resume {Path('runs') / run.name}\n"
+    assert complained == f"interrupted; go on with: stratafl resume {Path('runs') / run.name}\n"
     assert status(run)["status"] == "interrupted"
     assert f"{status(run)['round']:06d}" in [path.name for path in (run / "checkpoints").iterdir()]
 
@@ -217,10 +217,10 @@ def test_run_with_a_killed_rank_under_torchrun(commands: Commands, undisturbed: 
     code, _, complained = ended(process)
     assert time.monotonic() - began < 20, "seconds, on a machine that may be busy"
     assert code != 0
-    hint = f"go on with: stratafl run --resume {Path('runs') / run.name}"
+    hint = f"go on with: stratafl resume {Path('runs') / run.name}"
     assert complained.count(f"error: another process of this run is gone; {hint}") == 1
     assert (status(run)["status"], status(run)["reason"]) == ("failed", "another process of this run is gone")
-    code, _, complained = commands.run("stratafl", "run", "--resume", run, "--nproc", 2, "--quiet")
+    code, _, complained = commands.run("stratafl", "resume", run, "--nproc", 2, "--quiet")
     assert code == 0, complained
     assert_alike(run, undisturbed, 1e-5)
 

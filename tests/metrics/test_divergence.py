@@ -161,7 +161,7 @@ def test_the_record_and_the_listing_say_when(runs: Path, monkeypatch, capsys) ->
         assert json.loads((alive.path / name).read_text())["diverged"] is None
     monkeypatch.setenv("COLUMNS", "200")
     for options in ((), ("--json",)):
-        monkeypatch.setattr(sys, "argv", ["stratafl", "runs", str(runs), *options])
+        monkeypatch.setattr(sys, "argv", ["stratafl", "runs", "list", str(runs), *options])
         with pytest.raises(SystemExit) as ended:
             main()
         assert not ended.value.code

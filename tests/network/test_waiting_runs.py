@@ -282,9 +282,9 @@ def test_another_network_is_refused_with_the_reason(tmp_path: Path) -> None:
     run = trained(experiment(schedule={"periods": [2, 3], "wait": {"first": 2}}, **TIMED), tmp_path)
     with pytest.raises(InvalidInput, match="waited by time on ours, on which its learning depends"):
         price([run], "plato")
-    ran = CliRunner().invoke(app, ["price", str(tmp_path), "--network", "plato"])
+    ran = CliRunner().invoke(app, ["cost", str(tmp_path), "--network", "plato"])
     assert isinstance(ran.exception, InvalidInput)
-    ran = CliRunner().invoke(app, ["price", str(tmp_path), "--network", "own", "--json"])
+    ran = CliRunner().invoke(app, ["cost", str(tmp_path), "--network", "own", "--json"])
     assert ran.exit_code == 0, ran.output
     (row,) = json.loads(ran.stdout)
     assert row["network"] == "ours"
@@ -294,7 +294,7 @@ def test_another_network_is_refused_with_the_reason(tmp_path: Path) -> None:
     everybody = trained(experiment(**TIMED), tmp_path / "all")
     assert price([everybody], "plato")[0].milestones[0].seconds is not None
     trained(experiment(), tmp_path / "none")
-    ran = CliRunner().invoke(app, ["price", str(tmp_path), "--network", "own"])
+    ran = CliRunner().invoke(app, ["cost", str(tmp_path), "--network", "own"])
     assert isinstance(ran.exception, InvalidInput) and "the same for all" in str(ran.exception)
 
 

@@ -165,13 +165,13 @@ def test_one_figure_from_start_to_end(tmp_path: Path, monkeypatch, capsys) -> No
 def check_packed(runs: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     """Check that runs can be packed, and reported elsewhere."""
     home, packed = tmp_path / "home", tmp_path / "runs.tar.gz"
-    assert command(monkeypatch, "runs", runs, "--status", "done", "--pack", packed) == 0
+    assert command(monkeypatch, "runs", "export", packed, runs, "--status", "done") == 0
     with tarfile.open(packed) as archive:
         names = {Path(name).name for name in archive.getnames()}
         archive.extractall(home, filter="data")
     assert names == {"run.json", "status.json", "rounds.jsonl", "tree.json", "summary.json"}
     assert [run.status for run in list_runs(home)] == ["done"] * 4
-    assert command(monkeypatch, "runs", home, "--pack", tmp_path / "again.tgz") == 0
+    assert command(monkeypatch, "runs", "export", tmp_path / "again.tgz", home) == 0
     assert (tmp_path / "again.tgz").read_bytes() == packed.read_bytes()
     capsys.readouterr()
     arguments = ["--scale", "quick", "--rounds", 2, "--quiet", "--out", tmp_path / "other"]
@@ -179,7 +179,7 @@ def check_packed(runs: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     (report,) = json.loads(capsys.readouterr().out)["results"]
     lines = [row["line"] for row in report["rows"] if row["complete"]]
     assert lines == ["hfedavg", "local_correction", "group_correction", "mtgc"]
-    assert command(monkeypatch, "runs", runs, "--pack", tmp_path / "runs.zip") == 2
+    assert command(monkeypatch, "runs", "export", tmp_path / "runs.zip", runs) == 2
 
 
 @pytest.mark.slow
@@ -273,7 +273,7 @@ def test_cinic10_from_its_folder_to_its_figure(tmp_path: Path, monkeypatch, caps
     monkeypatch.setitem(settings.GROUPS, "paper", (2, 2))
     monkeypatch.setitem(settings.PERIODS, "paper", (1, 1))
     _, source, _ = _cinic(tmp_path)
-    assert command(monkeypatch, "data", "prepare", "cinic10", "--from", source, "--partial") == 0
+    assert command(monkeypatch, "data", "prepare", "cinic10", "--from", source, "--allow-partial") == 0
     out = tmp_path / "out"
     arguments = ["--seeds", 1, "--rounds", 1, "--methods", "hfedavg,mtgc", "--runs", tmp_path / "runs", "--out", out]
     assert command(monkeypatch, "reproduce", "cinic10", *arguments, "--quiet") == 0

@@ -21,8 +21,8 @@ MALFORMED = ["high", "= 0.2", "accuracy=", "accuracy == 0.2", "accuracy < 0.2", 
 COMMANDS = {
     "sweep": ["sweep", "{folder}/sweep.toml"],
     "report": ["report", "{runs}", "-o", "{folder}/report.html"],
-    "price": ["price", "{runs}", "-n", "plato", "--json"],
-    "plan": ["plan", "{folder}/study.toml", "-n", "plato"],
+    "cost": ["cost", "{runs}", "-n", "plato", "--json"],
+    "tune": ["tune", "{folder}/study.toml", "-n", "plato"],
 }
 
 
@@ -42,7 +42,7 @@ def words(runs: Path, tmp_path: Path):
 def test_every_form_means_the_same(text: str, words, monkeypatch, capsys) -> None:
     assert command(monkeypatch, *words("report", text)) == 0
     assert "rounds to 20 %" in capsys.readouterr().out
-    assert command(monkeypatch, *words("price", text)) == 0
+    assert command(monkeypatch, *words("cost", text)) == 0
     assert {row["until"] for row in json.loads(capsys.readouterr().out)} == {"accuracy 20 %", "all rounds"}
 
 
@@ -50,7 +50,7 @@ def test_every_form_means_the_same(text: str, words, monkeypatch, capsys) -> Non
 def test_a_metric_may_be_named(text: str, words, monkeypatch, capsys) -> None:
     assert command(monkeypatch, *words("report", text)) == 0
     assert "rounds to 2.2" in capsys.readouterr().out
-    assert command(monkeypatch, *words("price", text)) == 0
+    assert command(monkeypatch, *words("cost", text)) == 0
     assert {row["until"] for row in json.loads(capsys.readouterr().out)} == {"loss 2.2", "all rounds"}
 
 

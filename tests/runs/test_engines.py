@@ -141,7 +141,7 @@ def test_runs_are_listed_with_the_engine_that_ran(tmp_path: Path, monkeypatch, c
 
 
 def listed(*arguments: object, monkeypatch, capsys) -> str:
-    monkeypatch.setattr(sys, "argv", ["stratafl", "runs", *map(str, arguments)])
+    monkeypatch.setattr(sys, "argv", ["stratafl", "runs", "list", *map(str, arguments)])
     with pytest.raises(SystemExit):
         main()
     return capsys.readouterr().out

@@ -86,30 +86,33 @@ def test_runs_are_listed_and_filtered(tmp_path: Path, monkeypatch, capsys) -> No
     assert [run.name for run in list_runs(runs)] == ["first", "second", "study"]
 
     def listed(*options: str) -> list[str]:
-        assert command(monkeypatch, "runs", runs, "--json", *options) == 0
+        assert command(monkeypatch, "runs", "list", runs, "--json", *options) == 0
         return [run["name"] for run in json.loads(capsys.readouterr().out)["runs"]]
 
-    assert listed() == ["first", "second", "study"]
+    assert listed() == ["study", "second", "first"]
+    assert listed("--sort", "name", "-n", "2") == ["first", "second"]
     assert listed("--status", "interrupted") == ["study"]
-    assert listed("--where", "seed=3") == ["first"]
-    assert listed("--where", "model.name=logistic", "--status", "done") == ["first", "second"]
+    assert listed("--where", "seed=3") == listed("--where", "seed >= 2", "--where", "seed!=4") == ["first"]
+    assert listed("--where", "method = mtgc") == listed("--where", "method.name < 1") == []
+    assert listed("--where", "model.name=logistic", "--status", "done") == ["second", "first"]
     assert listed("--where", "model.nothing.there=1") == []
-    assert command(monkeypatch, "runs", runs, "--where", "model.nme=mlp", "--where", "seed=4") == 0
+    assert command(monkeypatch, "runs", "list", runs, "--where", "model.nme=mlp", "--where", "seed=4") == 0
     assert capsys.readouterr().out.endswith(": none has model.nme\n")
     monkeypatch.setenv("COLUMNS", "40")
-    assert command(monkeypatch, "runs", runs) == 0
+    assert command(monkeypatch, "runs", "list", runs) == 0
     shown = capsys.readouterr().out
     assert "interrupted: it was stopped" in shown and "unreadable: " in shown
     assert all(len(line) <= 40 for line in shown.splitlines() if line[0] in "┏┃┡│└")
-    assert command(monkeypatch, "runs", runs, "--status", "finished") == 2
-    assert command(monkeypatch, "runs", runs, "--where", "seed") == 2
-    assert command(monkeypatch, "runs", tmp_path / "nowhere") == 2
+    assert command(monkeypatch, "runs", "list", runs, "--status", "finished") == 2
+    assert command(monkeypatch, "runs", "list", runs, "--where", "seed") == 2
+    assert command(monkeypatch, "runs", "list", runs, "--sort", "acuracy") == 2
+    assert command(monkeypatch, "runs", "list", tmp_path / "nowhere") == 2
     assert "Traceback" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     "arguments",
-    ["run", "run --resume nowhere", "run c.toml --resume x", "run --resume x --name y", "run c.toml --name ../x",
+    ["resume nowhere", "resume c.toml", "run c.toml --name ../x",
      "run c.toml --runs c.toml/x", "run nowhere.toml", "sweep nowhere.toml", "sweep c.toml"],
 )  # fmt: skip
 def test_wrong_commands_are_one_line(arguments, tmp_path: Path, monkeypatch, capsys) -> None:
@@ -167,12 +170,12 @@ def test_a_second_process_is_refused_and_told_whose_it_is(server: Server, tmp_pa
     run = stopped_after(2, tmp_path)
     lock = RunLock(run)
     assert is_locked(run)
-    code, said = server.run("run", "--resume", run)
+    code, said = server.run("resume", run)
     assert code == 2
     assert said == f"error: run folder = '{run}': process {os.getpid()} is writing it\n"
     lock.release()
     assert not is_locked(run)
-    assert server.run("run", "--resume", run, "--quiet")[0] == 0
+    assert server.run("resume", run, "--quiet")[0] == 0
 
 
 def test_a_dead_owner_s_lock_is_taken_over(server: Server, tmp_path: Path) -> None:
@@ -248,9 +251,9 @@ def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(tmp_path: Path) -
     script = """
         mount -t tmpfs -o size=9m none disk || exit 99
         $STRATAFL run c.toml --quiet --runs disk/runs; echo "exit $?"
-        $STRATAFL runs disk/runs --json
+        $STRATAFL runs list disk/runs --json
         mount -o remount,size=60m disk
-        $STRATAFL run --resume disk/runs/c-*; echo "exit $?"
+        $STRATAFL resume disk/runs/c-*; echo "exit $?"
     """
     done = mounted(tmp_path, script)
     first, *output = done.stderr.splitlines()
@@ -271,8 +274,8 @@ def test_a_read_only_folder_is_one_line(tmp_path: Path) -> None:
     script = f"""
         mount -t tmpfs none disk && cp -r {run} disk/run && mount -o remount,ro disk || exit 99
         $STRATAFL run c.toml --quiet --runs disk/runs; echo "exit $?"
-        $STRATAFL run --resume disk/run; echo "exit $?"
-        $STRATAFL runs disk > /dev/null; echo "exit $?"
+        $STRATAFL resume disk/run; echo "exit $?"
+        $STRATAFL runs list disk > /dev/null; echo "exit $?"
     """
     done = mounted(tmp_path, script)
     assert done.stdout.split("\n")[:3] == ["exit 2", "exit 2", "exit 0"], done.stderr

@@ -1,5 +1,5 @@
 """Provenance of runs: changed configs and files are named and rejected, or recorded with
---force."""
+--allow-changes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_config_that_was_edited_is_refused_with_what_changed(run: Path, key: s
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "lock"}
     with pytest.raises(InvalidInput) as problem:
         RunSession.resume(run)
-    assert f"is no longer what this run began with: {said}; --force" in str(problem.value)
+    assert f"is no longer what this run began with: {said}; --allow-changes" in str(problem.value)
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "lock"}
 
 
@@ -217,7 +217,7 @@ def test_a_run_of_the_first_version_is_resumed(run: Path, has_checkpoints: bool,
 def test_an_edited_run_of_the_first_version_is_refused(run: Path) -> None:
     written_by_the_first_version(run)
     edit(run, "leaf.lr", 0.2)
-    with pytest.raises(InvalidInput, match=r"began with: client\.lr was 0\.1 and is 0\.2; --force"):
+    with pytest.raises(InvalidInput, match=r"began with: client\.lr was 0\.1 and is 0\.2; --allow-changes"):
         RunSession.resume(run)
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(InvalidInput, match="began with: the config was changed"):
@@ -282,7 +282,7 @@ def test_a_file_that_was_changed_is_refused_and_named(project: Path, model: str,
     RunSession.resume(run).close()
     with (project / path).open("a") as file:
         file.write("\n# other\n")
-    with pytest.raises(InvalidInput, match=rf"began with: {name} was changed; --force"):
+    with pytest.raises(InvalidInput, match=rf"began with: {name} was changed; --allow-changes"):
         RunSession.resume(run)
     RunSession.resume(run, force=True).run()
     assert read_run(run).continued[0]["changed"] == [f"{name} was changed"]
@@ -292,8 +292,8 @@ def test_a_file_that_was_changed_is_refused_and_named(project: Path, model: str,
 def test_a_file_that_is_gone_is_one_line(project: Path, path: str, name: str, monkeypatch, capsys) -> None:
     run = begun(project, "net.py:Net")
     (project / path).unlink()
-    for force in ((), ("--force",)):
-        monkeypatch.setattr(sys, "argv", ["stratafl", "run", "--resume", str(run), "-q", *force])
+    for force in ((), ("--allow-changes",)):
+        monkeypatch.setattr(sys, "argv", ["stratafl", "resume", str(run), "-q", *force])
         with pytest.raises(SystemExit) as ended:
             main()
         said = capsys.readouterr().err.splitlines()
@@ -324,16 +324,14 @@ def test_installed_modules_are_known_by_their_own_file_only() -> None:
     assert Provenance.of({"model": {"name": "builtins:exit"}, "tree": {"shape": "4x5"}}).files == {}
 
 
-def test_the_command_says_it_in_one_line_and_force_is_for_resume(run: Path, monkeypatch, capsys) -> None:
+def test_the_command_says_it_in_one_line_and_goes_on_all_the_same(run: Path, monkeypatch, capsys) -> None:
     edit(run, "client.lr", 0.2)
-    (run.parent / "c.toml").write_text("[schedule]\nperiods = [1, 1]\n")
-    for arguments in (["--resume", run], [run.parent / "c.toml", "--force"]):
-        monkeypatch.setattr(sys, "argv", ["stratafl", "run", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr().err
-        assert ended.value.code == 2 and said.startswith("error: --") and said.count("\n") == 1
-    monkeypatch.setattr(sys, "argv", ["stratafl", "run", "--resume", str(run), "--force", "-q"])
+    monkeypatch.setattr(sys, "argv", ["stratafl", "resume", str(run)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and said.startswith("error: RUN = ") and said.count("\n") == 1
+    monkeypatch.setattr(sys, "argv", ["stratafl", "resume", str(run), "--allow-changes", "-q"])
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code and list_runs(run.parent)[0].status == "done"

@@ -1,4 +1,4 @@
-"""`stratafl plan` as a user types it."""
+"""`stratafl tune` as a user types it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stratafl.cli.costs import plan as plan_module
+from stratafl.cli import tune as tune_module
 from stratafl.runs.reader import list_runs
 from stratafl.tune.result import TuningResult
 from tests.commands import command
@@ -22,13 +22,13 @@ def typed(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[o
     space = tmp_path / "space.toml"
     space.write_text(SMALL)
     monkeypatch.chdir(tmp_path)
-    return ["plan", file, "--space", space, "--trials", 2, "--seeds", 2, "-q"]
+    return ["tune", file, "--search-space", space, "--trials", 2, "--seeds", 2, "-q"]
 
 
 def test_from_a_config_to_one_that_can_be_run(
     typed: list[object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command(monkeypatch, *typed, "-n", "lan_wan", "--target", TARGET, "--minimise", "bytes", "--json") == 0
+    assert command(monkeypatch, *typed, "-n", "lan_wan", "--target", TARGET, "--minimize", "bytes", "--json") == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["minimise"] == "bytes" and plan["networks"][0]["choice"]["reached"] == 2
     folder = Path("plans/tiny")
@@ -37,7 +37,7 @@ def test_from_a_config_to_one_that_can_be_run(
     assert command(monkeypatch, "run", folder / "best-lan_wan.toml", "-q") == 0
     (again,) = list_runs("runs")
     assert again.rounds[-1]["metrics"]["accuracy"] >= 0.8
-    assert command(monkeypatch, *typed, "-n", "lan_wan", "--target", TARGET, "--minimise", "bytes", "--resume") == 0
+    assert command(monkeypatch, *typed, "-n", "lan_wan", "--target", TARGET, "--minimize", "bytes", "--resume") == 0
     out = capsys.readouterr().out
     assert "choice" in out and "as given" in out and "frontier" in out
 
@@ -72,12 +72,11 @@ def test_a_budget_in_which_the_target_is_not_reached_is_named(
         (["-n", "lan_wann", "--target", TARGET], "did you mean 'lan_wan'"),
         (["-n", "lan_wan", "--target", "acc=0.8"], "--target = 'acc=0.8': 'acc' is not measured"),
         (["-n", "lan_wan", "--target", "accuracy=8"], "--target = 8.0"),
-        (["-n", "lan_wan", "--target", TARGET, "--minimise", "tea"], "--minimise = 'tea': unknown"),
-        (["-n", "plato", "--target", TARGET, "--minimise", "money"], "the network plato says nothing of it"),
+        (["-n", "plato", "--target", TARGET, "--minimize", "money"], "the network plato says nothing of it"),
         (["-n", "lan_wan", "--target", TARGET, "--budget", "bytes"], "must look like seconds=3600"),
         (["-n", "lan_wan", "-n", "lan_wan", "--target", TARGET], "two networks of this name"),
         (["-n", "lan_wan", "--target", TARGET, "--trials", "0"], "--trials = 0"),
-        (["-n", "lan_wan", "--target", TARGET, "--max-seconds", "0"], "--max-seconds = 0"),
+        (["-n", "lan_wan", "--target", TARGET, "--time-limit", "0"], "--time-limit = '0': must be a time above 0"),
         (["-n", "lan_wan", "--target", TARGET, "--resume"], "no plan in it that could go on"),
         (["-n", "lan_wan", "--target", TARGET, "--set", "method.name=mtgcc"], "did you mean 'mtgc'"),
     ],
@@ -119,7 +118,7 @@ def test_the_tables_fit_the_terminal(
     tuned: TuningResult, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    plan_module._print(tuned)
+    tune_module._print(tuned)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width and "…" not in "".join(lines)
     assert any(line.startswith("choice") for line in lines)
@@ -132,6 +131,6 @@ def test_a_plan_of_the_digits_example(
     """Run the example of the guide: three levels, twelve settings, two networks."""
     example = Path(__file__).parents[2] / "examples" / "digits.toml"
     words = ("-n", "lan_wan", "-n", "nyc_mesh", "--target", TARGET, "--trials", 12, "--seeds", 2, "--json", "-q")
-    assert command(monkeypatch, "plan", example, *words, "--out", tmp_path / "plan") == 0
+    assert command(monkeypatch, "tune", example, *words, "--out", tmp_path / "plan") == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["complete"] and all(each["choice"] is not None for each in plan["networks"])

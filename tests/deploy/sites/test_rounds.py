@@ -216,7 +216,7 @@ def test_a_deployment_is_listed_and_reported_like_a_simulation(
     assert run.tree["levels"][1]["samples"] == samples
     assert simulated.workload is not None
     assert run.workload == json.loads(json.dumps(simulated.workload.to_plain()))
-    monkeypatch.setattr(sys, "argv", ["stratafl", "runs", str(root.parent), "--json"])
+    monkeypatch.setattr(sys, "argv", ["stratafl", "runs", "list", str(root.parent), "--json"])
     with pytest.raises(SystemExit):
         main()
     (listed,) = json.loads(capsys.readouterr().out)["runs"]
@@ -265,7 +265,7 @@ def test_who_was_absent_or_refused_is_shown(folders: dict[str, Path], monkeypatc
     lines = shown["settings"][0]["runs"][0]["notes"]
     assert {"refused: 0 in round 2", "absent: 1 in rounds 1-2, 4"} < set(lines)
     assert to_scalars(RoundResult.of(stored.rounds[1]))["run/absent"] == 2
-    monkeypatch.setattr(sys, "argv", ["stratafl", "runs", str(root.parent)])
+    monkeypatch.setattr(sys, "argv", ["stratafl", "runs", "list", str(root.parent)])
     with pytest.raises(SystemExit):
         main()
     out = capsys.readouterr().out

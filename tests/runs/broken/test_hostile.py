@@ -133,7 +133,7 @@ def test_a_run_directory_with_a_wrong_value(name: str, where: tuple, new: Any, p
     path.write_text(json.dumps(changed(json.loads(path.read_text()), where, new)))
     readable = harmless(lambda: read_run(run))
     assert len(list_runs(run.parent)) == int(readable)
-    monkeypatch.setattr(sys, "argv", ["stratafl", "runs", str(run.parent)])
+    monkeypatch.setattr(sys, "argv", ["stratafl", "runs", "list", str(run.parent)])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 0

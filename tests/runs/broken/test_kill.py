@@ -67,7 +67,7 @@ def test_killed_twenty_times(server: Server, config: Path, undisturbed: dict, tm
     met: Counter[str] = Counter()
     for number, moment in enumerate(moments):
         if number:
-            process = server.start("run", "--resume", run, "--quiet")
+            process = server.start("resume", run, "--quiet")
         before = records(run)
         if moment == "first round":
             wait(lambda: json.loads((run / "status.json").read_text())["pid"] == process.pid)
@@ -88,7 +88,7 @@ def test_killed_twenty_times(server: Server, config: Path, undisturbed: dict, tm
         met["between"] += records(run) > 0 and not is_writing(run)
         assert records(run) < ROUNDS, "the run must not be over before the last kill"
     assert met["before the first record"] >= 2 and met["half a checkpoint"] >= 2 and met["between"] >= 2, met
-    code, said = server.run("run", "--resume", run)
+    code, said = server.run("resume", run)
     assert code == 0, said
     assert contents(run) == undisturbed
 
@@ -106,14 +106,14 @@ def test_asked_to_stop_again_and_again(
         time.sleep(chance.uniform(0.0, 0.05))
         process.kill(number)
         assert process.ends() == 128 + number, process.said()
-        assert process.said().splitlines()[-1] == f"interrupted; go on with: stratafl run --resume {run}"
+        assert process.said().splitlines()[-1] == f"interrupted; go on with: stratafl resume {run}"
         status = json.loads((run / "status.json").read_text())
         assert (status["status"], status["reason"]) == ("interrupted", "it was stopped")
         assert f"{status['round']:06d}" in [path.name for path in (run / "checkpoints").iterdir()]
         assert not is_writing(run)
         done = records(run)
         assert done == status["round"] < ROUNDS
-        process = server.start("run", "--resume", run, "--quiet")
+        process = server.start("resume", run, "--quiet")
     assert process.ends() == 0, process.said()
     assert contents(run) == undisturbed
 
@@ -126,7 +126,7 @@ def test_a_second_signal_stops_at_once(server: Server, config: Path, undisturbed
     assert process.ends() in (130, 143), process.said()
     assert "Traceback" not in process.said()
     assert not is_writing(run)
-    code, said = server.run("run", "--resume", run, "--quiet")
+    code, said = server.run("resume", run, "--quiet")
     assert code == 0, said
     assert contents(run) == undisturbed
 
@@ -163,7 +163,7 @@ def test_a_signal_waits_for_no_more_than_the_group_round(server: Server, tmp_pat
         status = json.loads((run / "status.json").read_text())
         assert (status["status"], status["round"], status["meetings"]) == ("interrupted", *place)
         assert max(path.name for path in (run / "checkpoints").iterdir()) == "{:06d}-{:06d}".format(*place)
-        code, said = server.run("run", "--resume", run, "--quiet")
+        code, said = server.run("resume", run, "--quiet")
         assert f"goes on after round {place[0]} and {place[1]} meetings of the next" in said
     assert code == 0, said
     assert contents(run) == contents(only(tmp_path / "whole"))

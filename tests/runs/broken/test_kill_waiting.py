@@ -63,7 +63,7 @@ def test_killed_again_and_again(server: Server, name: str, tmp_path: Path) -> No
     process, run = start(server, tmp_path / "runs", config)
     for number in range(KILLS):
         if number:
-            process = server.start("run", "--resume", run, "--quiet")
+            process = server.start("resume", run, "--quiet")
         before = records(run)
         if number % 3 == 0:
             wait(lambda before=before: records(run) >= min(before, 1) and is_writing(run))
@@ -75,6 +75,6 @@ def test_killed_again_and_again(server: Server, name: str, tmp_path: Path) -> No
         process.kill(signal.SIGKILL)
         assert process.ends() == -signal.SIGKILL, process.said()
         assert records(run) < ROUNDS, "the run must not be over before the last kill"
-    code, said = server.run("run", "--resume", run)
+    code, said = server.run("resume", run)
     assert code == 0, said
     assert contents(run) == undisturbed

@@ -55,9 +55,9 @@ def named(runs: Path, name: str) -> Path:
 def check_listed(runs: Path, monkeypatch, capsys, *, report: bool = False, figures: bool = False) -> None:
     """Check that every view of the folder shows the healthy run, and printable text only."""
     monkeypatch.setenv("COLUMNS", "300")
-    assert command(monkeypatch, "runs", runs) == 0
+    assert command(monkeypatch, "runs", "list", runs) == 0
     check_text(capsys, "healthy-")
-    assert command(monkeypatch, "runs", runs, "--json") == 0
+    assert command(monkeypatch, "runs", "list", runs, "--json") == 0
     result = json.loads(capsys.readouterr().out)
     assert "healthy" in [run["name"] for run in result["runs"]]
     assert len(result["runs"]) + len(result["unreadable"]) == 2
@@ -167,7 +167,7 @@ def test_a_resumed_run_s_texts_are_cleaned_too(runs: Path, monkeypatch, capsys) 
     (hurt / "run.json").write_text(json.dumps(described))
     status = json.loads((hurt / "status.json").read_text())
     (hurt / "status.json").write_text(json.dumps({**status, "status": "interrupted"}))
-    assert command(monkeypatch, "run", "--resume", hurt) == 0
+    assert command(monkeypatch, "resume", hurt) == 0
     check_text(capsys, r"\x1b[31mred\ud800: 2 rounds")
 
 

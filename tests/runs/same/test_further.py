@@ -130,13 +130,13 @@ def test_a_kept_loop_that_is_over_gives_its_result(tmp_path: Path) -> None:
 
 def test_the_command_goes_further(tmp_path: Path, monkeypatch, capsys) -> None:
     run, longer = done(tmp_path / "a"), done(tmp_path / "b", rounds=4)
-    assert command(monkeypatch, "run", "--resume", run, "-q") == 2
-    assert "with --set rounds=N it goes on" in capsys.readouterr().err
-    assert command(monkeypatch, "run", "--resume", run, "--set", "client.lr=1", "-q") == 2
-    assert "a run goes on as it began: with --resume only rounds" in capsys.readouterr().err
-    assert command(monkeypatch, "run", "--resume", run, "--set", "rounds=4", "-q") == 0
+    assert command(monkeypatch, "resume", run, "-q") == 2
+    assert "with --rounds N it goes on" in capsys.readouterr().err
+    assert command(monkeypatch, "resume", run, "--set", "client.lr=1", "-q") == 2
+    assert "a run goes on as it began, but for rounds" in capsys.readouterr().err
+    assert command(monkeypatch, "resume", run, "--set", "rounds=4", "-q") == 0
     assert bits(run) == bits(longer)
-    assert command(monkeypatch, "run", "--resume", run, "--set", "rounds=4", "-q") == 2
+    assert command(monkeypatch, "resume", run, "--set", "rounds=4", "-q") == 2
 
 
 def test_one_that_kept_no_state_is_left_alone(tmp_path: Path) -> None:

@@ -1,52 +1,56 @@
-"""`stratafl plan`: the cheapest setting on a network, found by training and pricing."""
+"""`stratafl tune`: the cheapest setting on a network, found by training and pricing."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from stratafl.base.errors import InvalidInput, escape_control
-from stratafl.base.validation import check_integer, check_number
+from stratafl.base.errors import TIME_IS_OVER, InvalidInput, escape_control
+from stratafl.base.units import parse_duration
+from stratafl.base.validation import check_integer
 from stratafl.cli.options import CONFIG_FILE, TARGET_HELP, AsJson, Changes, KeepStale, Quiet
 from stratafl.cli.tables import Column, print_sentence, print_table
 from stratafl.runs import format
 
 if TYPE_CHECKING:
     from stratafl.tune.result import NetworkResult, TuningCandidate, TuningResult
-    from stratafl.tune.task import TuningTask
+    from stratafl.tune.task import Cost, TuningTask
 
 PICTURES = ("frontier.png", "frontier.pdf")
 
 
-def plan_command(
+def tune_command(
     config: Annotated[Path, CONFIG_FILE],
     network: Annotated[
         list[str] | None,
-        typer.Option("--network", "-n", help="A preset (stratafl networks) or a .toml file; repeatable."),
+        typer.Option("--network", "-n", help="A preset (stratafl list networks) or a .toml file; repeatable."),
     ] = None,
     target: Annotated[str | None, typer.Option(metavar="TARGET", help=TARGET_HELP)] = None,
-    minimise: Annotated[
-        str, typer.Option(help="What it shall cost least: seconds, bytes, joules or money.")
+    minimize: Annotated[
+        Literal["seconds", "bytes", "joules", "money"], typer.Option(help="What it shall cost least.")
     ] = "seconds",
     budget: Annotated[
         list[str] | None,
         typer.Option(metavar="COST=VALUE", help="The most it may cost, such as bytes=1e9; repeatable."),
     ] = None,
-    max_seconds: Annotated[float | None, typer.Option(help="Stop after so long; the same command goes on.")] = None,
+    time_limit: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Stop after 90, 90s, 30m or 8h; the same command goes on.")
+    ] = None,
     trials: Annotated[int, typer.Option(help="Settings to try, besides the config as given.")] = 20,
     seeds: Annotated[int, typer.Option(help="Runs of each of the best settings, with as many seeds.")] = 3,
-    space: Annotated[
-        Path | None, typer.Option(help="A TOML file whose tune table counts, instead of the config's.")
+    search_space: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A TOML file whose tune table counts, instead of the config's.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The plan's folder; plans/ and the config's name unless given.")
+        Path | None,
+        typer.Option("--out", "-o", metavar="DIR", help="Its folder; plans/ and the config's name unless given."),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the plan in the folder; refuse to begin one.")
+        bool, typer.Option("--resume", help="Go on with what is in the folder; refuse to begin anew.")
     ] = False,
     change: Changes = None,
     device: Annotated[str | None, typer.Option(help="Where to train, such as cuda.")] = None,
@@ -65,11 +69,11 @@ def plan_command(
     pyplot()
     changes = [*(change or ()), *(f"execution.{key}={each}" for key, each in
                                   (("device", device), ("precision", precision)) if each is not None)]  # fmt: skip
-    task = _question(config, changes, space, network or [], target, minimise, budget or [], trials, seeds)
-    seconds = None if max_seconds is None else check_number("--max-seconds", max_seconds, above=0)
+    task = _task(config, changes, search_space, network or [], target, minimize, budget or [], trials, seeds)
+    seconds = None if time_limit is None else parse_duration("--time-limit", time_limit)
     folder = out or Path("plans") / format.slug(config.stem)
     runs = 1 + task.trials + (task.seeds - 1) * (FINALISTS + 1)
-    with SweepDisplay(f"plan {config.stem}", runs, quiet) as display:
+    with SweepDisplay(f"tune {config.stem}", runs, quiet) as display:
         made = tune(
             task,
             folder,
@@ -83,7 +87,7 @@ def plan_command(
 
 
 def _show(made: TuningResult, folder: Path, as_json: bool) -> None:
-    """Write everything down and print it; what ended a plan early ends the command, too."""
+    """Write everything down and print it; what ended the search early ends the command, too."""
     from stratafl.tune.output import as_dict, plot_frontiers, write
 
     written = [*write(made, folder), *(folder / name for name in PICTURES)]
@@ -95,35 +99,36 @@ def _show(made: TuningResult, folder: Path, as_json: bool) -> None:
         print_sentence(f"written to {escape_control(folder)}: {', '.join(path.name for path in written)}")
     if made.interrupted is not None:
         raise made.interrupted
+    if not made.is_complete:
+        raise typer.Exit(TIME_IS_OVER)
     if not made.is_reached:
         print(escape_control(f"target not reached: {_shortfall(made)}"), file=sys.stderr)
         raise typer.Exit(1)
 
 
-def _question(
+def _task(
     file: Path,
     changes: list[str],
     space_file: Path | None,
     networks: list[str],
     target: str | None,
-    minimise: str,
+    minimize: Cost,
     budgets: list[str],
     trials: int,
     seeds: int,
 ) -> TuningTask:
-    """What was asked, if it can be."""
-    from stratafl.base.validation import check_choice
+    """What is asked for, if it can be."""
     from stratafl.experiment.experiment import TUNE, Experiment
     from stratafl.experiment.toml import read_tables
     from stratafl.metrics.objective import parse_goal
     from stratafl.network.specification import network as found_network
-    from stratafl.tune.task import COSTS, TuningTask, budgets_of, space_of
+    from stratafl.tune.task import TuningTask, budgets_of, space_of
 
     if not networks:
-        raise InvalidInput("--network", None, "must be given: a preset (see `stratafl networks`) or a .toml file")
+        raise InvalidInput("--network", None, "must be given: a preset (see `stratafl list networks`) or a .toml file")
     if target is None:
-        raise InvalidInput("--target", None, "must be given, such as accuracy=0.75")
-    kind, limits = check_choice("--minimise", minimise, COSTS), budgets_of(budgets)
+        raise InvalidInput("--target", None, "must be given, such as 'accuracy>=0.75'")
+    limits = budgets_of(budgets)
     goal, chosen = parse_goal("--target", target), [found_network(each) for each in networks]
     check_integer("--trials", trials, at_least=1, at_most=10_000)
     check_integer("--seeds", seeds, at_least=1, at_most=1000)
@@ -131,10 +136,10 @@ def _question(
     experiment = Experiment.from_table(tables)
     searched: Any = tables.get(TUNE) if space_file is None else read_tables(space_file).get(TUNE)
     if space_file is not None and searched is None:
-        raise InvalidInput("--space", space_file, "has no [tune] table")
+        raise InvalidInput("--search-space", space_file, "has no [tune] table")
     if searched is not None and not isinstance(searched, dict):
         raise InvalidInput(TUNE, searched, "must be a table")
-    rest = {"minimise": kind, "budgets": limits, "seeds": seeds, "trials": trials}
+    rest = {"minimise": minimize, "budgets": limits, "seeds": seeds, "trials": trials}
     return TuningTask.of(experiment, space_of(experiment, searched), chosen, goal, **rest)
 
 

@@ -1,1 +1,0 @@
-"""`stratafl price` and `stratafl networks`: what stored runs cost elsewhere."""
