@@ -24,7 +24,7 @@ class ArgumentLists(griffe.Extension):
 
 
 class SectionOptions(griffe.Extension):
-    """Show what an option of a section accepts instead of its annotation, which is for the check."""
+    """Show what an option of a section accepts, instead of the annotation that checks it."""
 
     def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
         section = next((kind for kind in SECTIONS.values() if kind.__name__ == cls.name), None)
