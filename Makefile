@@ -7,6 +7,9 @@ OURS   := $(VENV)/.made_by_make
 FAST   := tests/base tests/core tests/federation tests/rules
 FAST_ONLY := not stacked and not vmap and not engine and not deployed and not killed and not minimiser
 TORCH  := $(shell grep '^torch==' constraints.txt)
+TRITON := $(shell grep '^triton==' constraints.txt)
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+BOUNDS := build/constraints.txt
 
 .PHONY: bench demo docs test test-fast test-slow test-deploy test-kills lint types theory dist release clean
 
@@ -29,14 +32,14 @@ test-slow: $(READY)
 
 # trees of real processes on loopback, and first the quick tests that need Flower, which is installed only for this;
 # dozens of processes have deadlines of seconds here, so what fails on a busy machine must pass when tried once more alone
-test-deploy: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[deploy]'
+test-deploy: $(READY) $(BOUNDS)
+	$(PIP) -c $(BOUNDS) -e '.[deploy]'
 	$(BIN)/python -m pytest -n auto -m "not deploy" tests/deploy
 	$(BIN)/python -m pytest -m deploy || $(BIN)/python -m pytest -m deploy --last-failed --last-failed-no-failures none
 
 # a hundred kills rather than the few of test-deploy: a quarter of an hour
-test-kills: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[deploy]'
+test-kills: $(READY) $(BOUNDS)
+	$(PIP) -c $(BOUNDS) -e '.[deploy]'
 	STRATAFL_KILLS=17 $(BIN)/python -m pytest -s tests/deploy/processes/test_kills.py
 
 # what one runs after each change: the core, the algorithm, the rules and the reference engine
@@ -70,14 +73,20 @@ release:
 
 # torch goes first and by its exact version: anything else that asks for it would bring gigabytes of CUDA
 # an environment that somebody else made keeps the torch that it has: runs go on to the same bits only with the same one
-$(READY): pyproject.toml papers/pyproject.toml constraints.txt
+$(READY): pyproject.toml papers/pyproject.toml constraints.txt $(BOUNDS)
 	@test ! -e $(VENV) || test -e $(OURS) || test -e $(READY) || { \
 		echo "$(VENV) was made by somebody else, and stays as it is: name another one, as in" >&2; \
 		echo "    make VENV=$(VENV)-make $(MAKECMDGOALS)" >&2; exit 1; }
 	test -e $(VENV) || { $(PYTHON) -m venv $(VENV) && touch $(OURS); }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e papers
+	$(PIP) $(TORCH)
+	$(BIN)/python -c "import triton" 2>/dev/null || $(PIP) $(TRITON)
+	$(PIP) -c $(BOUNDS) -e '.[dev]' -e papers
 	touch $(READY)
+
+# a torch for CUDA brings the Triton that it was built for, and accepts no other one
+$(BOUNDS): constraints.txt
+	@mkdir -p $(@D)
+	@grep -v '^triton==' $< > $@
 
 clean:
 	test ! -e $(OURS) -a ! -e $(READY) || rm -rf $(VENV)

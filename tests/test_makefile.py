@@ -59,3 +59,4 @@ def test_an_environment_made_by_make_is_updated(checkout: Path, mark: str) -> No
 def test_a_missing_environment_is_created(checkout: Path) -> None:
     process = make(checkout, "VENV=other")
     assert "called -m venv other" in process.stdout
+    assert "triton==" not in (checkout / "build" / "constraints.txt").read_text()

@@ -1,11 +1,11 @@
-"""Publication of the measured speeds in the documents: figure, table, claim of the README, and the
-rates of estimates.
+"""Publication of the measured speeds in the documents: figure, table, summary, and the rates of
+estimates.
 
     python -m benchmarks.speed.publish
 
 reads benchmarks/results/h200_*.json, draws docs/engine.png and replaces the text between the marks
-in README.md and docs/engine.md, and the table in papers/harness/estimate.py. It needs no GPU. A
-ratio always compares two contenders of the same precision.
+in docs/engine.md, and the table in papers/harness/estimate.py. It needs no GPU. A ratio always
+compares two contenders of the same precision.
 """
 
 from __future__ import annotations
@@ -79,26 +79,25 @@ class BenchmarkResult(NamedTuple):
 
 
 def claim(cnn: BenchmarkResult) -> str:
-    """Sentence for the README that compares with baselines of the same precision.
+    """Summary for docs/engine.md that compares with baselines of the same precision.
 
     The plain loop is named as one that waits for the host; the others do not, as ours does not.
     """
     names = {
         "plain loop": "a plain PyTorch loop, which waits for the host",
-        "graphed loop": "the same loop in a CUDA graph",
+        "graphed loop": "that loop in a CUDA graph",
         "graphed vmap": "`torch.func.vmap` in a CUDA graph",
-        "compiled vmap": "`torch.func.vmap`, compiled, in one",
+        "compiled vmap": "`torch.func.vmap`, compiled, in a CUDA graph",
         "jax": "compiled JAX",
     }
     compared = {way: name for way, name in names.items() if (way, "tf32") in cnn.client_steps}
-    speedups = [f"{cnn.times(way, 'tf32')} times {name}" for way, name in compared.items()]
+    speedups = [f"{cnn.times(way, 'tf32')} times as fast as {name}" for way, name in compared.items()]
     tf32, bf16 = (f"{round(cnn.client_steps['stacked', kind], -2):,.0f}" for kind in ("tf32", "bf16"))
     sentence = (
-        f"**{tf32} client-steps a second on one GPU in tf32, {bf16} in bf16**: all clients of a study train at once, "
-        "each with its own weights. One SGD step of the paper's CIFAR-10 CNN, batch 50, with flips and crops, "
-        "corrections, clipping, update and synchronisation, on one H200. "
-        f"At equal precision, all in tf32, that is {', '.join(speedups[:-1])} and {speedups[-1]} "
-        f"(measured with PyTorch {cnn.torch} at commit {cnn.commit[:7]}; [how, and all numbers](docs/engine.md))."
+        f"**{tf32} client-steps per second in tf32, and {bf16} in bf16**, on one H200. A client-step is one step of "
+        "SGD of one client, here of the paper's CIFAR-10 CNN with batch size 50; it includes flips and crops, "
+        f"corrections, clipping, update and synchronisation. In tf32, stratafl is {', '.join(speedups[:-1])}, and "
+        f"{speedups[-1]}. (PyTorch {cnn.torch}, commit {cnn.commit[:7]}.)"
     )
     return textwrap.fill(sentence, 100, break_on_hyphens=False, break_long_words=False)
 
@@ -179,8 +178,7 @@ def with_rates(source: str) -> str:
 def documents() -> dict[Path, str]:
     """Complete new text of each document."""
     measurements = {
-        ROOT / "README.md": claim(BenchmarkResult.read("cnn")),
-        ROOT / "docs" / "engine.md": "\n" + table() + "\n",
+        ROOT / "docs" / "engine.md": f"\n{claim(BenchmarkResult.read('cnn'))}\n\n{table()}\n",
     }
     written = {path: marked(path.read_text(), measured) for path, measured in measurements.items()}
     return {**written, RATES: with_rates(RATES.read_text())}

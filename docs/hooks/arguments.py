@@ -1,4 +1,5 @@
-"""Arguments in docstrings, one `name: what it is` a line, as a list."""
+"""Arguments in docstrings, one `name: what it is` a line, as a list; options of sections with what
+they accept."""
 
 from __future__ import annotations
 
@@ -6,6 +7,9 @@ import re
 from typing import Any
 
 import griffe
+
+from stratafl.experiment.experiment import SECTIONS, shown_default
+from stratafl.experiment.fields import options
 
 LINE = re.compile(r"^(\w+(?:, \w+)*): +(?=\S)|^(\w+) {3,}(?=\S)")
 """A line that begins with the argument's name, or with several."""
@@ -17,6 +21,21 @@ class ArgumentLists(griffe.Extension):
     def on_function(self, *, func: griffe.Function, **_: Any) -> None:
         if func.docstring is not None:
             func.docstring.value = listed(func.docstring.value)
+
+
+class SectionOptions(griffe.Extension):
+    """Show what an option of a section accepts, instead of the annotation that checks it."""
+
+    def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
+        section = next((kind for kind in SECTIONS.values() if kind.__name__ == cls.name), None)
+        if section is None or cls.module.path != section.__module__:
+            return
+        for name, option in options(section).items():
+            attribute = cls.attributes[name]
+            if attribute.docstring is not None:
+                told = f"Accepts {option.accepts}; default: {shown_default(option)}."
+                attribute.docstring.value = f"{attribute.docstring.value}\n\n{told}"
+                attribute.annotation = None
 
 
 def listed(text: str) -> str:

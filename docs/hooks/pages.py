@@ -38,6 +38,31 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+OUTSIDE = {
+    "torch.Tensor": "https://docs.pytorch.org/docs/stable/tensors.html",
+    "torch.dtype": "https://docs.pytorch.org/docs/stable/tensor_attributes.html",
+    "torch.nn.Module": "https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html",
+    "numpy.ndarray": "https://numpy.org/doc/stable/reference/generated/numpy.ndarray.html",
+    "numpy.random.Generator": "https://numpy.org/doc/stable/reference/random/generator.html",
+}
+"""Pages of the types of other packages."""
+STANDARD = "https://docs.python.org/3/library/{module}.html#{name}"
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Called by mkdocs: make links of types of PyTorch, NumPy and Python in signatures."""
+    return re.sub(r'<span title="([\w.]+)">(\w+)</span>', _linked, output)
+
+
+def _linked(span: re.Match[str]) -> str:
+    name, shown = span.groups()
+    module, _, attribute = name.rpartition(".")
+    page = OUTSIDE.get(name)
+    if page is None and attribute and module in ("collections.abc", "pathlib", "typing"):
+        page = STANDARD.format(module=module, name=name)
+    return span[0] if page is None else f'<a href="{page}" title="{name}">{shown}</a>'
+
+
 def from_root(text: str) -> str:
     """A page of the root, with its links as they are within docs/."""
     return re.sub(r"\]\(docs/", "](", text)

@@ -192,11 +192,11 @@ def _unusable_data_error(field: str, data: object) -> InvalidInput:
 def _hint(data: object) -> str:
     """Hint on how to get a data set out of an object; empty if there is none."""
     if isinstance(data, DataLoader):
-        return "give loader.dataset: a run draws its own batches"
+        return "give loader.dataset: a run samples batches of client.batch_size itself"
     if isinstance(data, str | Path):
-        return "is no data: load it first, or name it in data.source"
+        return "is no data: load it first; a list may have the paths of tables (.csv, .parquet)"
     if _is_set(data) and not is_map_style(data):
-        return "is read in its own order alone: give a map-style data set, whose samples have numbers"
+        return "its samples have no numbers: give a map-style data set, or default_collate(list(dataset))"
     return ""
 
 

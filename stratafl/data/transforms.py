@@ -1,8 +1,9 @@
-"""Transforms of image batches: normalise, flip and crop, rotate."""
+"""Transforms of images: scale and normalise, flip and crop, rotate."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,6 +11,8 @@ from torch.nn import functional
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.rng import Stream, uniform
+from stratafl.data.catalog.storage import channel_statistics
+from stratafl.data.inputs import Inputs, NamedInputs, Pair, tensors_of
 
 PAD = 4
 
@@ -34,6 +37,66 @@ def normalise(images_BKHW: Tensor, mean: Sequence[float], std: Sequence[float]) 
     mean_K11 = torch.tensor(mean, device=images_BKHW.device, dtype=torch.float32)[:, None, None]
     std_K11 = torch.tensor(std, device=images_BKHW.device, dtype=torch.float32)[:, None, None]
     return (images_BKHW.float() / 255.0 - mean_K11) / std_K11
+
+
+CHANNELS = (1, 3, 4)
+"""Numbers of channels of an image whose channels are its last axis."""
+
+
+@dataclass(frozen=True)
+class ByteScale:
+    """Scale of inputs in bytes: pixel / 255, or also standardised by channel."""
+
+    statistics: Mapping[str, tuple[Tensor, Tensor] | None]
+    """Mean and deviation of pixel / 255 of each input in bytes, by name; None to divide only."""
+
+    @staticmethod
+    def of(inputs: Inputs, is_standard: bool) -> ByteScale:
+        """Scale of these training inputs; those that are not in bytes stay as they are."""
+        tensors = tensors_of(inputs)
+        in_bytes = {name: tensor for name, tensor in tensors.items() if tensor.dtype == torch.uint8}
+        if not in_bytes:
+            dtypes = ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}))
+            given = "standard" if is_standard else "unit"
+            raise InvalidInput("data.scale", given, f"is for bytes (uint8), not {dtypes}")
+        return ByteScale({name: _statistics(images) if is_standard else None for name, images in in_bytes.items()})
+
+    def __call__(self, inputs: Inputs) -> Inputs:
+        scaled = {name: self._scale(name, tensor) for name, tensor in tensors_of(inputs).items()}
+        return NamedInputs(scaled) if isinstance(inputs, NamedInputs) else scaled[""]
+
+    def _scale(self, name: str, tensor: Tensor) -> Tensor:
+        if name not in self.statistics:
+            return tensor
+        if tensor.dtype != torch.uint8:
+            allowed = "must be bytes (uint8), as the inputs to train on are, for data.scale"
+            raise InvalidInput("data.test inputs", str(tensor.dtype).removeprefix("torch."), allowed)
+        unit, statistics = tensor.float() / 255.0, self.statistics[name]
+        return unit if statistics is None else (unit - statistics[0]) / statistics[1]
+
+    def reader(self, read: Callable[[Sequence[int]], Pair]) -> Callable[[Sequence[int]], Pair]:
+        """Reader of lazy samples that scales what it reads."""
+
+        def read_scaled(numbers: Sequence[int]) -> Pair:
+            inputs, targets = read(numbers)
+            return self(inputs), targets
+
+        return read_scaled
+
+
+def _statistics(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation by channel, shaped to be broadcast.
+
+    Channels are the first axis of an image, as in PyTorch, unless only the last one can be it.
+    Inputs without an axis of channels have one channel. A constant channel becomes 0.
+    """
+    axis = 3 if images.dim() == 4 and images.shape[3] in CHANNELS and images.shape[1] not in CHANNELS else 1
+    by_channel = images.movedim(axis, -1) if images.dim() == 4 else images.reshape(len(images), -1, 1)[..., None]
+    shape = [1] * images.dim()
+    if images.dim() == 4:
+        shape[axis] = -1
+    mean, std = (torch.tensor(values).reshape(shape) for values in channel_statistics(by_channel.numpy()))
+    return mean, torch.where(std > 0, std, 1.0)
 
 
 def flip_and_crop(images_BKHW: Tensor, seed: int, client: int | Tensor, step: int | Tensor, pad: int = PAD) -> Tensor:

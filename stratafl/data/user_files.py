@@ -1,12 +1,13 @@
-"""Readers of users' files: arrays, tables, image folders, Hugging Face data sets."""
+"""Readers of users' data: arrays, tables, image folders, Hugging Face data sets."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from stratafl.data.catalog.hub import load
 from stratafl.data.catalog.images import picture
 from stratafl.data.catalog.storage import DatasetArrays, StoredDataset, add_statistics
 from stratafl.data.dataset import FederatedData
-from stratafl.data.loading import DataColumns, load_data
+from stratafl.data.loading import TARGETS, DataColumns, load_data
 
 
 def encode_labels(field: str, values: Sequence[object] | np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -211,34 +212,94 @@ TABLE_KINDS = {"i": WHOLE, "u": WHOLE, "f": REAL, "b": "truth values", "U": "tex
 NUMBERS = ("f", "i", "u", "b")
 
 
-def read_table(path: Path, test: object, columns: DataColumns) -> FederatedData:
-    """Read a table: inputs from columns of numbers, targets from one column, owners from another.
+class Table(NamedTuple):
+    """A data frame, and the field that it was given as."""
+
+    field: str
+    frame: Any
+
+
+def is_table(data: object) -> bool:
+    """Whether an object is a data frame of pandas, or the path of a file with a table."""
+    if isinstance(data, str | Path):
+        return str(data).lower().endswith(TABLE_SUFFIXES)
+    return hasattr(data, "iloc") and hasattr(data, "columns")
+
+
+def are_tables(data: object, columns: DataColumns) -> bool:
+    """Whether data are a table, or a list of one per client.
+
+    A list of two data frames may also be inputs and targets: then they do not both have targets.
+    """
+    if not isinstance(data, list):
+        return is_table(data)
+    if not data or not all(map(is_table, data)):
+        return False
+    names = [None if isinstance(part, str | Path) else list(map(str, part.columns)) for part in data]
+    targets = TARGETS if columns.targets is None else (columns.targets,)
+    return len(data) != 2 or all(has is None or any(name in has for name in targets) for has in names)
+
+
+def read_tables(data: object, test: object, columns: DataColumns) -> FederatedData:
+    """Read tables: inputs from columns of numbers, targets from one column, owners from another.
 
     Targets that are integers or texts are classes; decimal numbers are regression targets.
+
+    data: a data frame, the path of a file, or a list of one of these per client.
+    test: the same, a share of the samples of a single table, or None.
     """
-    frame = _frame("data.source", path)
-    names = [str(name) for name in frame.columns]
-    target = columns.find_targets("data.source", names)
-    chosen = columns.find_inputs("data.source", names)
+    trained, share = _tables("data.source", data), None
+    if test is None or isinstance(test, Real):
+        tested, share = [], test
+    elif are_tables(test, columns):
+        tested = _tables("data.test", test)
+    else:
+        raise InvalidInput("data.test", type(test).__name__, "must be tables, as the data to train on are")
+    if share is not None and isinstance(data, list):
+        raise InvalidInput("data.test", share, "a share is taken of a single table: give tables to test on")
+    inputs, target = _chosen_columns(trained[0], columns)
+    tables = trained + tested
+    xs = [np.stack([_numbers(table, name) for name in inputs], axis=1) for table in tables]
+    ys, classes = _targets([(table, _values(table, target)) for table in tables])
+    owners = None if columns.owner is None else np.concatenate([_values(part, columns.owner) for part in trained])
+    pairs = list(zip(xs, ys, strict=True))
+    train: Any = pairs[: len(trained)] if isinstance(data, list) else pairs[0]
+    held_out: Any = pairs[len(trained) :] if isinstance(test, list) else pairs[-1] if tested else None
+    if share is not None:
+        x, y = train
+        first, second = train_test_split("data.test", len(y), share)
+        train, held_out = (x[first], y[first]), (x[second], y[second])
+        owners = None if owners is None else owners[first]
+    return replace(load_data(train, held_out), classes=classes, owners=owners)
+
+
+def _chosen_columns(table: Table, columns: DataColumns) -> tuple[tuple[str, ...], str]:
+    """Columns of the inputs and of the targets."""
+    names = list(table.frame.columns)
+    target = columns.find_targets(table.field, names)
+    chosen = columns.find_inputs(table.field, names)
     inputs = (chosen,) if isinstance(chosen, str) else chosen
     for name in inputs if columns.inputs is None else ():
         if name.startswith(NO_NAME):
             allowed = "has no name in the file, as the numbers of its rows have none: name the inputs, or leave it out"
-            raise InvalidInput("data.source column", name, f"{allowed} (pandas: to_csv(index=False))")
+            raise InvalidInput(f"{table.field} column", name, f"{allowed} (pandas: to_csv(index=False))")
     if columns.owner is not None and columns.owner not in names:
         raise InvalidInput("data.columns.owner", columns.owner, f"is none of {', '.join(names)}")
-    frames = [frame, _frame("data.test", Path(test))] if isinstance(test, str) else [frame]
-    x = np.concatenate([np.stack([_numbers(part, name) for name in inputs], axis=1) for part in frames])
-    y, classes = _targets([_values(part, target) for part in frames])
-    if isinstance(test, str):
-        first, second = np.arange(len(frame)), np.arange(len(frame), len(y))
-    elif test is None:
-        first, second = np.arange(len(frame)), np.arange(0)
-    else:
-        first, second = train_test_split("data.test", len(frame), test)
-    owner = None if columns.owner is None else _values(frame, columns.owner)[first]
-    tested = None if test is None else (x[second], y[second])
-    return replace(load_data((x[first], y[first]), tested), classes=classes, owners=owner)
+    return inputs, target
+
+
+def _tables(field: str, data: object) -> list[Table]:
+    if not isinstance(data, list):
+        return [_table(field, data)]
+    return [_table(f"{field}[{client}]", part) for client, part in enumerate(data)]
+
+
+def _table(field: str, data: Any) -> Table:
+    shown = str(data) if isinstance(data, str | Path) else type(data).__name__
+    frame = _frame(field, Path(data)) if isinstance(data, str | Path) else data
+    if not len(frame):
+        raise InvalidInput(field, shown, "has no rows")
+    return Table(field, frame.rename(columns=str))
 
 
 def _frame(field: str, path: Path) -> Any:
@@ -248,56 +309,54 @@ def _frame(field: str, path: Path) -> Any:
         raise MissingExtra("reading tables", "pandas", "tables") from None
     with convert_errors(field, str(path), "cannot be read"):
         try:
-            frame = pd.read_csv(path) if path.suffix.lower() == ".csv" else pd.read_parquet(path)
+            return pd.read_csv(path) if path.suffix.lower() == ".csv" else pd.read_parquet(path)
         except ImportError:
             raise MissingExtra("reading parquet files", "pyarrow", "tables") from None
-    if not len(frame):
-        raise InvalidInput(field, str(path), "has no rows")
-    return frame.rename(columns=str)
 
 
-def _column(frame: Any, name: str) -> Any:
-    if name not in frame.columns:
-        raise InvalidInput("data.test", list(frame.columns), f"has no column {name!r}")
-    if frame[name].isna().any():
-        raise InvalidInput("data.source column", name, "has missing values")
-    return frame[name]
+def _column(table: Table, name: str) -> Any:
+    if name not in table.frame.columns:
+        raise InvalidInput(table.field, list(table.frame.columns), f"has no column {name!r}")
+    if table.frame[name].isna().any():
+        raise InvalidInput(f"{table.field} column", name, "has missing values")
+    return table.frame[name]
 
 
-def _values(frame: Any, name: str) -> np.ndarray:
+def _values(table: Table, name: str) -> np.ndarray:
     """Values of a column as an array of one of the accepted kinds."""
-    column = _column(frame, name)
+    column = _column(table, name)
     plain = getattr(column.dtype, "numpy_dtype", None)  # of pandas' own numbers, which may be missing
     values = column.to_numpy(plain if getattr(plain, "kind", "") in NUMBERS else None)
     if values.dtype.kind in "OS":
-        with convert_errors("data.source column", name, "cannot be read"):
+        with convert_errors(f"{table.field} column", name, "cannot be read"):
             # numbers and texts, as pandas may read a column of a large file, are texts
             values = np.asarray(column.tolist())
             values = values.astype(str) if values.dtype.kind == "S" else values
     if values.ndim != 1 or values.dtype.kind not in TABLE_KINDS:
         kind = type(column.iloc[0]).__name__
-        raise InvalidInput("data.source column", name, f"must hold numbers or texts, and has values of type {kind}")
+        raise InvalidInput(f"{table.field} column", name, f"must hold numbers or texts, and has values of type {kind}")
     return values
 
 
-def _numbers(frame: Any, name: str) -> np.ndarray:
-    values = _values(frame, name)
+def _numbers(table: Table, name: str) -> np.ndarray:
+    values = _values(table, name)
     if values.dtype.kind not in NUMBERS:
         allowed = "must hold numbers: data.columns = {inputs = [...]} says which are the inputs"
-        raise InvalidInput("data.source column", name, allowed)
+        raise InvalidInput(f"{table.field} column", name, allowed)
     return values.astype(np.float32)
 
 
-def _targets(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Join the targets of the training and the test file, and name their classes.
+def _targets(columns: Sequence[tuple[Table, np.ndarray]]) -> tuple[list[np.ndarray], tuple[str, ...]]:
+    """Convert the targets of all tables, and name their classes.
 
-    The training file, the first, decides whether they are classes.
+    The first table, one to train on, decides whether they are classes.
     """
-    kind, *others = [TABLE_KINDS[part.dtype.kind] for part in parts]
-    for other in others:
+    kind, *others = [TABLE_KINDS[values.dtype.kind] for _, values in columns]
+    for (table, _), other in zip(columns[1:], others, strict=True):
         # 3 is a real number, too, but 3.0 is no name of a class
         if other != kind and (kind, other) != (REAL, WHOLE):
-            allowed = f"must be {kind}, as the targets to train on are: write both files alike"
-            raise InvalidInput("data.test targets", other, allowed)
-    values = np.concatenate(parts)
-    return (values.astype(np.float32)[:, None], ()) if kind == REAL else encode_labels("targets", values)
+            allowed = f"must be {kind}, as the targets to train on are: write all tables alike"
+            raise InvalidInput(f"{table.field} targets", other, allowed)
+    joined, ends = np.concatenate([values for _, values in columns]), np.cumsum([len(values) for _, values in columns])
+    numbers, classes = (joined.astype(np.float32)[:, None], ()) if kind == REAL else encode_labels("targets", joined)
+    return np.split(numbers, ends[:-1]), classes

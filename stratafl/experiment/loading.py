@@ -22,9 +22,9 @@ from stratafl.core.client_training import Augment
 from stratafl.data.catalog import prepare
 from stratafl.data.catalog.storage import StoredDataset
 from stratafl.data.catalog.synthetic import synthetic
-from stratafl.data.dataset import ClientIndex, FederatedData, InMemorySamples
+from stratafl.data.dataset import ClientIndex, FederatedData, InMemorySamples, LazySamples
 from stratafl.data.inputs import Shape, tensors_of
-from stratafl.data.loading import check_class_names, is_per_client, load_dataset, load_per_client
+from stratafl.data.loading import DataColumns, check_class_names, is_per_client, load_dataset, load_per_client
 from stratafl.data.partition.methods import PartitionMethod
 from stratafl.data.partition.partition import (
     Labels,
@@ -34,10 +34,10 @@ from stratafl.data.partition.partition import (
     like_train,
     partition,
 )
-from stratafl.data.transforms import channels_first, flip_and_crop, normalise, rotate
-from stratafl.data.user_files import encode_labels
+from stratafl.data.transforms import ByteScale, channels_first, flip_and_crop, normalise, rotate
+from stratafl.data.user_files import are_tables, encode_labels
 from stratafl.experiment.sections import Data, Model
-from stratafl.experiment.user_data import is_own, load_user_data, refuse
+from stratafl.experiment.user_data import is_own, load_objects, load_user_data, refuse
 from stratafl.models.lora import adapters
 from stratafl.models.registry import build
 
@@ -65,7 +65,7 @@ def load_data(section: Data, tree: Topology, seed: int) -> FederatedData:
     """The samples as the model gets them, divided among the clients of a tree."""
     augment = augment_of(section)
     if not isinstance(section.source, str | Path):
-        return replace(_from_objects(section, tree, seed), augment=augment)
+        return replace(_scaled(section, _from_objects(section, tree, seed)), augment=augment)
     if not is_own(str(section.source)):
         refuse(section, "is for data of your own; see docs/data.md", "columns", "test", "lazy")
         if section.source != "synthetic":
@@ -73,8 +73,35 @@ def load_data(section: Data, tree: Topology, seed: int) -> FederatedData:
     data, stored = load_stored(section, tree, seed)
     data = replace(data, augment=augment)
     if stored is not None:
+        refuse(section, "images of the library and in folders always are standardised: leave it out", "scale")
         return _for_model(section, data, stored, seed)
-    return _with_client_test(section, data, tree, seed)
+    return _scaled(section, _with_client_test(section, data, tree, seed))
+
+
+def _scaled(section: Data, data: FederatedData) -> FederatedData:
+    """The data with scaled bytes, where this is asked for; test data with the training data's
+    statistics."""
+    if section.scale == "none":
+        return data
+    if section.lazy and section.scale == "standard":
+        told = 'needs the statistics of all samples, and lazy data are not held: "unit" divides by 255'
+        raise InvalidInput("data.scale", section.scale, told)
+    scale = ByteScale.of(data.inputs, is_standard=section.scale == "standard")
+    done: dict[int, InMemorySamples | LazySamples] = {}
+
+    def scaled(part: FederatedData | None) -> FederatedData | None:
+        if part is None:
+            return None
+        samples = part.samples
+        if id(samples) not in done:
+            if isinstance(samples, LazySamples):
+                done[id(samples)] = replace(samples, read=scale.reader(samples.read))
+            else:
+                done[id(samples)] = replace(samples, inputs_N=scale(samples.inputs_N))
+        return replace(part, samples=done[id(samples)])
+
+    whole = cast(FederatedData, scaled(data))
+    return replace(whole, test=scaled(data.test), client_test=scaled(data.client_test))
 
 
 def load_stored(section: Data, tree: Topology, seed: int) -> tuple[FederatedData, StoredDataset | None]:
@@ -112,18 +139,22 @@ def load_stored(section: Data, tree: Topology, seed: int) -> tuple[FederatedData
 
 
 def _from_objects(section: Data, tree: Topology, seed: int) -> FederatedData:
-    """Data that a program gives: arrays, a data set, or a list of one per client."""
+    """Data that a program gives: arrays, a data set, a table, or a list of one of these per
+    client."""
     refuse(section, "is for a function, the synthetic data or a set of Hugging Face", "arguments")
-    columns = dict(section.columns) or None
+    columns = DataColumns.of("data.columns", section.columns)
+    source, test = section.source, section.test
 
     def load(key: str, value: object, lazy: bool, by_client: bool) -> FederatedData:
         reader = load_per_client if by_client and is_per_client(value) else load_dataset
         return reader(key, value, columns=columns, lazy=lazy, seed=seed)
 
-    data = load("data.source", section.source, section.lazy, section.partition is None)
-    test = None if section.test is None else load("data.test", section.test, False, True)
-    _check_same_classes({"data.source": data, "data.test": test})
-    data = replace(data, test=test)
+    if are_tables(source, columns):
+        data = load_objects(section, source, test, seed)
+    else:
+        data = load("data.source", source, section.lazy, section.partition is None)
+        data = replace(data, test=None if test is None else load("data.test", test, False, True))
+    _check_same_classes({"data.source": data, "data.test": data.test})
     return _with_client_test(section, _divide_user_data(section, data, tree, seed), tree, seed)
 
 

@@ -61,13 +61,14 @@ class Data(Section):
     SHORTHAND: ClassVar[str] = "source"
 
     source: Annotated[Any, Accepts('a name, a file, "file.py:function", or data')] = "digits"
-    """A data set of the catalogue (`"cifar10"`), a file (`"table.csv"`, `"arrays.npz"`), a
-    folder of images, a data set of Hugging Face (`"hf:name"`), or a function
-    (`"my_data.py:load"`). In Python also `(inputs, targets)`, a map-style data set, or a list
-    with one of these per client."""
+    """A data set of the catalogue (`"cifar10"`), a file (`"table.csv"`, `"arrays.npz"`), a list of
+    one table per client (`["north.csv", "south.csv"]`), a folder of images, a data set of Hugging
+    Face (`"hf:name"`), or a function (`"my_data.py:load"`). In Python also `(inputs, targets)`, a
+    map-style data set, a data frame, or a list with one of these per client."""
     test: Annotated[Any, Accepts("data, or a fraction of the samples")] = None
-    """Test data in any form of `source`, or the share of the samples of a file or folder to hold
-    out (`0.2`). A list has one entry per client, and the root is evaluated on all of them."""
+    """Test data in any form of `source`, or the share of the samples of a file, folder or data
+    frame to hold out (`0.2`). A list has one entry per client, and the root is evaluated on all of
+    them."""
     partition: Annotated[Any, Accepts("a list of one method per edge level")] = None
     """How samples are divided among the clients: one method per edge level, root first, as a name
     (`"iid"`) or a table (`{ name = "dirichlet", alpha = 0.3 }`), or in Python the sample numbers of
@@ -84,6 +85,10 @@ class Data(Section):
     lazy: Flag = False
     """Whether items of a data set are read again for every batch, so that random transforms draw
     again."""
+    scale: Annotated[Literal["none", "unit", "standard"], LowerCase] = "none"
+    """Scale of your own images in bytes (uint8): `"unit"` divides by 255, and `"standard"` also
+    subtracts the mean of each channel of the training data and divides by its deviation. Images of
+    the catalogue and of folders always are standardised."""
     augment: Annotated[Any, Accepts('"none", "flip_and_crop" or a function')] = "none"
     """Transform of every training batch: `"none"`, `"flip_and_crop"`, or in Python a function
     `(inputs, seed, client, step) -> inputs`."""

@@ -59,7 +59,7 @@ def load_user_data(section: Data, tree: Topology, seed: int) -> FederatedData | 
         found = "this is none" if os.path.exists(path) else "there is none"
         raise InvalidInput("data.source", path, f"{allowed}; {found}")
     if kind in user_files.TABLE_SUFFIXES:
-        return user_files.read_table(path, section.test, columns)
+        return user_files.read_tables(path, section.test, columns)
     refuse(section, "is not for an .npz file", "columns")
     return user_files.read_arrays(path, section.test)
 
@@ -86,14 +86,25 @@ def _call(section: Data, tree: Topology, seed: int) -> FederatedData:
     with convert_errors("data.source", name), seeded_rng(derive_seed(seed, Stream.READ, 1)):
         returned = function(**{**task, **arguments})
     table = _returned_table(name, returned)
-    data = load_data(table["train"], table.get("test"), columns=section.columns or None, lazy=section.lazy, seed=seed)
-    data = replace(data, classes=tuple(map(str, table.get("classes", ()))), owners=table.get("owner", data.owners))
+    data = load_objects(section, table["train"], table.get("test"), seed)
+    data = replace(
+        data, classes=tuple(map(str, table.get("classes", data.classes))), owners=table.get("owner", data.owners)
+    )
     partition = table.get("partition", data.clients)
     if partition is None:
         return data
     numbers = partition.leaves if isinstance(partition, Partition) else partition
     notes = partition.methods if isinstance(partition, Partition) else ("as it was given",) * tree.depth
     return replace(data, clients=check_partition(numbers, tree, len(data.samples.targets_N)), partition_notes=notes)
+
+
+def load_objects(section: Data, train: object, test: object, seed: int) -> FederatedData:
+    """Load data to train and to test on that a program gives, or a function returns."""
+    columns = DataColumns.of("data.columns", section.columns)
+    if user_files.are_tables(train, columns):
+        refuse(section, "is not for tables", "lazy")
+        return user_files.read_tables(train, test, columns)
+    return load_data(train, test, columns=columns, lazy=section.lazy, seed=seed)
 
 
 def _returned_table(name: str, returned: object) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,6 +41,7 @@ from stratafl.engine.validation import ModelUnderTest
 from stratafl.experiment.algorithm import Algorithm, weighted
 from stratafl.experiment.experiment import Experiment
 from stratafl.experiment.loading import load_data, model_factory
+from stratafl.experiment.sections import Client
 from stratafl.federation.federation import Federation
 from stratafl.federation.local_parameters import ClientTrainer, LocalParameters, match_local_parameters
 from stratafl.federation.sync import edge_levels
@@ -338,4 +340,16 @@ def _notes(
         raise InvalidInput("model", subject.kind, allowed)
     execution = experiment.execution
     warnings = [*data.warnings, *(data.test.warnings if data.test is not None else ())]
+    warnings += _large_batch_notes(experiment.client, np.array(data.client_sizes))
     return fallback_notes(engine, execution.engine, execution.precision) + reproducibility_notes(profile) + warnings
+
+
+def _large_batch_notes(client: Client, sizes: np.ndarray) -> list[str]:
+    """Note on clients that have fewer samples than the batch that was asked for."""
+    size, default = client.batch_size, Client.option("batch_size").default()
+    if not isinstance(size, int) or size == default or not (sizes < size).any():
+        return []
+    held = sizes[sizes < size]
+    numbers = f"{held.min()}" if held.min() == held.max() else f"{held.min()} to {held.max()}"
+    have = f"{len(held)} of {len(sizes)} clients have fewer samples ({numbers})"
+    return [f"client.batch_size = {size}: {have}, and use all of them in every step"]

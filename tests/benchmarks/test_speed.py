@@ -179,18 +179,18 @@ def test_documents_match_the_results() -> None:
         assert path.read_text() == text, f"python -m benchmarks.speed.publish would change {path.name}"
 
 
-def test_readme_omits_vmap_without_cuda_graph() -> None:
+def test_summary_omits_vmap_without_cuda_graph() -> None:
     cnn = publish.BenchmarkResult.read("cnn")
     assert ("vmap", "tf32") in cnn.client_steps and "torch.func.vmap" not in publish.claim(cnn)
     with_graph = cnn._replace(client_steps=cnn.client_steps | {("graphed vmap", "tf32"): 10_000.0})
-    assert "3.0 times `torch.func.vmap` in a CUDA graph" in " ".join(publish.claim(with_graph).split())
+    assert "3.0 times as fast as `torch.func.vmap` in a CUDA graph" in " ".join(publish.claim(with_graph).split())
 
 
 def test_documents_compare_within_a_precision() -> None:
     cnn = publish.BenchmarkResult.read("cnn")
     speed = cnn.client_steps
     sentence = " ".join(publish.claim(cnn).split())
-    assert f"{speed['stacked', 'tf32'] / speed['jax', 'tf32']:.1f} times compiled JAX" in sentence
+    assert f"{speed['stacked', 'tf32'] / speed['jax', 'tf32']:.1f} times as fast as compiled JAX" in sentence
     assert f"{speed['stacked', 'bf16'] / speed['jax', 'tf32']:.1f} times" not in sentence
     rows = [[cell.strip() for cell in line.split("|")[2:-1]] for line in publish.table().splitlines()[2:]]
     for precision, *baseline_cells, own_cell in rows:

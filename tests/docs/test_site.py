@@ -59,6 +59,14 @@ def test_arguments_in_docstrings_are_shown_as_a_list() -> None:
     assert listed(text) == shown.replace("Note:", "- `Note`:")
 
 
+def test_types_of_other_packages_are_links() -> None:
+    hook = loaded(DOCS / "hooks/pages.py")
+    signature = '<span title="torch.Tensor">Tensor</span> <span title="collections.abc.Sequence">Sequence</span>'
+    linked = hook.on_post_page(signature + '<span title="int">int</span>')  # type: ignore[attr-defined]
+    assert linked.count('<a href="https://docs.') == 2 and '<span title="int">' in linked
+    assert "library/collections.abc.html#collections.abc.Sequence" in linked
+
+
 def test_a_notebook_becomes_a_page_with_its_pictures() -> None:
     hook = loaded(DOCS / "hooks/pages.py")
     cells = [
@@ -109,5 +117,8 @@ def test_the_site_is_built_strictly_and_asks_nobody(tmp_path: Path) -> None:
         asked = Asked()
         asked.feed(page.read_text())
         assert asked.addresses and not [each for each in asked.addresses if re.match(r"(https?:)?//", each)], page
+    reference = (tmp_path / "site" / "api.html").read_text()
+    assert '; default: "steps".' in reference
+    assert re.search(r'<a [^>]*href="#stratafl\.core\.rule\.Rows"', reference), "types are links"
     for style in (tmp_path / "site").rglob("*.css"):
         assert not re.search(r"(@import|url\()\s*[\"']?(https?:)?//", style.read_text()), style

@@ -290,6 +290,7 @@ WRONG: dict[str, Any] = {
     "data.columns": {"target": "y"},
     "data.arguments": {"samples": 3},
     "data.lazy": "yes",
+    "data.scale": "units",
     "data.augment": "flip",
     "data.rotation": {"stop": 3},
     "tree.shape": "4y5",

@@ -126,7 +126,7 @@ DATA: list[Wrong] = [
     ("two loaders", lambda: study(data=(LOADER, LOADER)), "data.source[0]", "'DataLoader'", "loader.dataset"),
     ("streams", lambda: study(data=[SET, Stream()] * 2, partition=None), "data.source[1]", "'Stream'", "map-style"),
     ("dicts", lambda: study(data=[{"x": INPUTS}] * 4), "data.source[0]", "'dict'", "(inputs, targets)"),
-    ("paths", lambda: study(data=["a.csv"] * 4, partition=None), "data.source[0]", "'str'", "load it first"),
+    ("paths", lambda: study(data=["a.npz"] * 4, partition=None), "data.source[0]", "'str'", "load it first"),
     ("a list and parts", lambda: study(data=[SET] * 4), "data.source", "'list'", "leave data.partition out"),
     (
         "pairs and parts",

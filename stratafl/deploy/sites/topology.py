@@ -167,6 +167,9 @@ def check_deployable(experiment: Experiment) -> None:
         raise InvalidInput("data.test_partition", data.test_partition, wanted)
     if data.lazy:
         raise InvalidInput("data.lazy", data.lazy, "a deployed leaf holds its samples: must be false")
+    if data.scale != "none":
+        wanted = "a deployed leaf takes its samples as they are: scale them in your function"
+        raise InvalidInput("data.scale", data.scale, wanted)
     if is_own(str(data.source)) and not is_function(str(data.source)):
         wanted = "would have to be at every site: give a function (my_data.py:load) that gets what a site needs"
         raise InvalidInput("data.source", data.source, wanted)

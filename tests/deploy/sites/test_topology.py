@@ -97,6 +97,7 @@ def test_the_example_s_root_waits_for_its_cities_longer_than_these_for_their_hos
         ("schedule.wait = { deadline = 3 }", r"schedule\.wait = \{'deadline': 3\}: is a simulation's virtual time"),
         ('data.source = "table.csv"', r"data\.source = 'table\.csv': would have to be at every site"),
         ("data.lazy = true", r"data\.lazy"),
+        ('data.scale = "unit"', r"data\.scale"),
     ],
 )
 def test_what_a_deployed_tree_would_not_do_is_refused_by_name(tmp_path: Path, options: str, named: str) -> None:
