@@ -9,7 +9,7 @@ import html
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.base.errors import InvalidInput
+from stratafl.base.plotting import DARK_PALETTE, DASHES, PALETTE
 from stratafl.cost.costs import PriceBatch
 from stratafl.cost.pricing import CostAxes, network_axes
 from stratafl.cost.workload import named_networks, resolved
@@ -27,8 +28,11 @@ from stratafl.runs import StoredRun
 from stratafl.runs.groups import Gatherer
 from stratafl.runs.sweep.plan import noted_target
 
-SCRIPTS = ["state", "scale", "chart", "curves", "summary", "export", "timeline", "tree", "tables", "main"]
+SCRIPTS = ["state", "scale", "chart", "curves", "summary", "export", "timeline", "tree", "tables", "runs", "main"]
 """Files of the page's program, in their order."""
+
+DASH_SCALE = 1.9
+"""Length of a dash on the page, in pixels, per length in `DASHES`."""
 
 
 def page(data: Mapping[str, Any], title: str = "stratafl report", *, live: bool = False) -> str:
@@ -45,7 +49,7 @@ def page(data: Mapping[str, Any], title: str = "stratafl report", *, live: bool 
     parts = {
         "title": html.escape(title),
         "policy": html.escape(policy),
-        "style": asset("page.css"),
+        "style": palette_css() + asset("page.css"),
         "data": json_for_html(data),
         "live": "live" if live else "",
         "script": script,
@@ -53,6 +57,18 @@ def page(data: Mapping[str, Any], title: str = "stratafl report", *, live: bool 
     # one pass over the template, so that inserted text is not expanded
     pieces = asset("page.html").split("@@")
     return "".join(parts[piece] if number % 2 else piece for number, piece in enumerate(pieces))
+
+
+def palette_css() -> str:
+    """Colours and dashes of lines as CSS variables; on paper a dark page is light, too."""
+
+    def declarations(prefix: str, values: Iterable[str]) -> str:
+        return "".join(f"--{prefix}{place}:{value};" for place, value in enumerate(values))
+
+    dashes = [" ".join(f"{DASH_SCALE * length:g}" for length in dash) or "none" for dash in DASHES]
+    light = declarations("c", PALETTE) + declarations("d", dashes)
+    dark = declarations("c", DARK_PALETTE)
+    return f':root{{{light}}}\n@media screen{{:root[data-theme="dark"]{{{dark}}}}}\n'
 
 
 def json_for_html(data: Mapping[str, Any]) -> str:
@@ -92,8 +108,10 @@ class Live:
         networks: Sequence[NetworkLike] = (),
         targets: Sequence[GoalLike] | None = None,
         metric: str | None = None,
+        axis: str = "",
     ):
         self._places, self._networks, self._targets, self._metric = places, networks, targets, metric
+        self._axis = axis
         self._gather, self._batch = Gatherer(), PriceBatch()
         self._runs: list[StoredRun] = []
         self._inputs: tuple[object, ...] = ()
@@ -121,9 +139,9 @@ class Live:
 
     def _page_data(self, runs: list[StoredRun], problems: list[str], extra_axes: CostAxes) -> dict[str, Any]:
         try:
-            return page_data(runs, self._targets, problems, self._metric, extra_axes)
+            return page_data(runs, self._targets, problems, self._metric, extra_axes, self._axis)
         except InvalidInput as problem:
-            # a target of a metric that the runs do not have, perhaps not yet
+            # a target of a metric, or an axis, that the runs do not have, perhaps not yet
             return page_data(runs, None, [*problems, str(problem)], self._metric, extra_axes)
 
 

@@ -323,6 +323,7 @@ WRONG: dict[str, Any] = {
     "execution.precision": "fp8",
     "storage.checkpoint_every": -1,
     "storage.keep_state": 1,
+    "storage.tags": [1],
     "rounds": 2.5,
     "seed": "today",
     "loss": "mea",
