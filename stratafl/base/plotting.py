@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product, starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,31 +71,33 @@ def line_styles(methods: Sequence[str]) -> list[LineStyle]:
     """Choose the styles of lines by their methods.
 
     The first line of a method has its own colour and dash, the same in every figure: built-in
-    methods by their order in `METHODS`, then others by name. Further lines of it have its colour
-    and dashes that no other line has, as long as there are any.
+    methods by their order in `METHODS`, then others by name. Further lines of it have its colour,
+    and a dash that no other line has, as far as possible. Lines for which a method has no dash left
+    borrow a colour, at first one of no method in the figure.
     """
     order = [*METHODS, *sorted(set(methods) - set(METHODS))]
     own = {name: LineStyle(place % len(PALETTE), place % len(DASHES)) for place, name in enumerate(order)}
     taken = Counter(own[name] for name in set(methods))
-    dashes = Counter(style.dash for style in taken.elements())
+    colours, dashes = {style.colour for style in taken}, Counter(style.dash for style in taken.elements())
     styles: list[LineStyle] = []
     for place, method in enumerate(methods):
-        style = own[method]
+        first = style = own[method]
         if method in methods[:place]:
-            style = min(_ALL_STYLES, key=lambda other: (taken[other], *_distance(other, own[method], dashes)))
+            keys = {
+                other: (
+                    taken[other],
+                    other.colour != first.colour and (other.colour in colours) + 1,
+                    (other.colour - first.colour) % len(PALETTE),
+                    dashes[other.dash],
+                    (other.dash - first.dash) % len(DASHES),
+                )
+                for other in starmap(LineStyle, product(range(len(PALETTE)), range(len(DASHES))))
+            }
+            style = min(keys, key=keys.__getitem__)
             taken[style] += 1
             dashes[style.dash] += 1
         styles.append(style)
     return styles
-
-
-_ALL_STYLES = [LineStyle(colour, dash) for colour in range(len(PALETTE)) for dash in range(len(DASHES))]
-
-
-def _distance(style: LineStyle, first: LineStyle, dashes: Mapping[int, int]) -> tuple[int, int, int]:
-    """Sort key of styles for a further line of a method: its colour, then a dash that few have."""
-    colour, dash = (style.colour - first.colour) % len(PALETTE), (style.dash - first.dash) % len(DASHES)
-    return colour, dashes[style.dash], dash
 
 
 def pyplot() -> Any:

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import html
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,6 +26,7 @@ from stratafl.metrics.objective import GoalLike
 from stratafl.network.specification import NetworkLike
 from stratafl.report.page_data import page_data
 from stratafl.runs import StoredRun
+from stratafl.runs.curves import CurveCache
 from stratafl.runs.groups import Gatherer
 from stratafl.runs.sweep.plan import noted_target
 
@@ -89,7 +91,10 @@ def _digest(script: str) -> str:
 
 HOST = "127.0.0.1"
 CACHE_SECONDS = 1.0
-"""Seconds for which an answer is reused before the runs are read again."""
+"""Minimum seconds for which an answer is reused before the runs are read again."""
+
+MAX_LOAD = 0.1
+"""Maximum share of the time that is spent on reading runs, next to which others may be training."""
 
 MAX_REQUESTS = 16
 """Maximum number of concurrent requests; others are rejected."""
@@ -112,7 +117,7 @@ class Live:
     ):
         self._places, self._networks, self._targets, self._metric = places, networks, targets, metric
         self._axis = axis
-        self._gather, self._batch = Gatherer(), PriceBatch()
+        self._gather, self._batch, self._curves = Gatherer(), PriceBatch(), CurveCache()
         self._runs: list[StoredRun] = []
         self._inputs: tuple[object, ...] = ()
         self._data: dict[str, Any] = {}
@@ -134,34 +139,38 @@ class Live:
         if inputs != self._inputs:
             self._batch = PriceBatch(before=self._batch)
             self._data = self._page_data(runs, problems, network_axes(runs, networks, self._batch))
+            self._curves.retain(runs)
             self._inputs, self._runs = inputs, runs
         return self._data
 
     def _page_data(self, runs: list[StoredRun], problems: list[str], extra_axes: CostAxes) -> dict[str, Any]:
         try:
-            return page_data(runs, self._targets, problems, self._metric, extra_axes, self._axis)
+            return page_data(runs, self._targets, problems, self._metric, extra_axes, self._axis, self._curves)
         except InvalidInput as problem:
             # a target of a metric, or an axis, that the runs do not have, perhaps not yet
-            return page_data(runs, None, [*problems, str(problem)], self._metric, extra_axes)
+            return page_data(runs, None, [*problems, str(problem)], self._metric, extra_axes, cache=self._curves)
 
 
 class CachedData:
-    """Newest data, read at most once per interval for any number of requests."""
+    """Newest data, read at most once per interval for any number of requests; the interval is
+    longer where reading takes long."""
 
     def __init__(self, read: Callable[[], dict[str, Any]]):
         self._read, self._lock = read, threading.Lock()
-        self._updated = -CACHE_SECONDS
+        self._due = -math.inf
         self._data: dict[str, Any] = {}
         self._text = b""
 
     def get(self) -> tuple[dict[str, Any], bytes]:
         with self._lock:
-            if time.monotonic() - self._updated >= CACHE_SECONDS:
+            begin = time.monotonic()
+            if begin >= self._due:
                 data = self._read()
                 if data is not self._data:
                     self._text = json.dumps(data, allow_nan=False, separators=(",", ":")).encode()
                 self._data = data
-                self._updated = time.monotonic()
+                end = time.monotonic()
+                self._due = end + max(CACHE_SECONDS, (end - begin) / MAX_LOAD)
             return self._data, self._text
 
 

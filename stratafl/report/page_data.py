@@ -17,6 +17,7 @@ from stratafl.report.summary import default_targets, fixed_columns
 from stratafl.runs import StoredRun, format
 from stratafl.runs.curves import (
     Curve,
+    CurveCache,
     MetricInfo,
     Points,
     Target,
@@ -213,16 +214,18 @@ def page_data(
     metric: str | None = None,
     extra_axes: CostAxes | None = None,
     axis: str = "",
+    cache: CurveCache | None = None,
 ) -> dict[str, Any]:
     """Collect the data of the page.
 
     targets: values of metrics whose first round the summary shows; by default those of the sweeps
     of the runs, and suitable ones for other metrics. metric: the main metric; by default that of
     the targets. extra_axes: axes of networks. axis: what curves are drawn against at first.
+    cache: curves of an earlier page.
     """
     extra_axes = extra_axes or CostAxes()
     runs, repeated = one_of_each(runs)
-    groups = group_runs(runs, extra_axes.points)
+    groups = group_runs(runs, extra_axes.points, cache)
     metrics, main = select_metric(groups, metric)
     chosen_targets = _targets(runs, targets, metrics, main)
     if metric is None and chosen_targets:

@@ -97,6 +97,25 @@ def curve_of(run: StoredRun, extra_axes: Mapping[str, Points] | None = None) -> 
     return Curve(x, columns, {}, diverged(records))
 
 
+class CurveCache:
+    """Curves of runs; that of a run which was not read again is not computed again."""
+
+    def __init__(self) -> None:
+        self._curves: dict[int, tuple[StoredRun, Mapping[str, Points] | None, Curve]] = {}
+        """By the identity of the run, which is kept so that no other object gets it."""
+
+    def curve_of(self, run: StoredRun, extra_axes: Mapping[str, Points] | None = None) -> Curve:
+        """Return what the function `curve_of` returns."""
+        cached = self._curves.get(id(run))
+        if cached is None or cached[1] != extra_axes:
+            cached = self._curves[id(run)] = run, extra_axes, curve_of(run, extra_axes)
+        return cached[2]
+
+    def retain(self, runs: Sequence[StoredRun]) -> None:
+        """Forget all other runs."""
+        self._curves = {id(run): self._curves[id(run)] for run in runs if id(run) in self._curves}
+
+
 def _traffic(records: Sequence[Mapping[str, Any]]) -> dict[str, Points]:
     """Bytes since the start of the run, both ways, between the nodes of each level and their
     parents, by axis."""

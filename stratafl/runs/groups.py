@@ -14,7 +14,7 @@ from typing import Any
 from stratafl.base.errors import InvalidInput, escape_control, join_names
 from stratafl.base.plotting import METHODS, LineStyle, line_styles
 from stratafl.runs import StoredRun, format, read_run
-from stratafl.runs.curves import ABSENT, Curve, MetricInfo, Points, curve_of, mean_curve, metric_infos
+from stratafl.runs.curves import ABSENT, Curve, CurveCache, MetricInfo, Points, mean_curve, metric_infos
 from stratafl.runs.format import DONE, flat_config, is_locked
 from stratafl.runs.provenance import NOT_DECISIVE, complete, files_of, identity
 from stratafl.runs.reader import ENDINGS, READ_FILES, UnreadableRun, scan, stamp_of, unpacked
@@ -194,20 +194,22 @@ class RunGroup:
 
 
 def group_runs(
-    runs: Sequence[StoredRun], extra_axes: Mapping[Path, Mapping[str, Points]] | None = None
+    runs: Sequence[StoredRun],
+    extra_axes: Mapping[Path, Mapping[str, Points]] | None = None,
+    cache: CurveCache | None = None,
 ) -> list[RunGroup]:
     """Group runs by their config, one per seed, in the order of the first run of each group.
 
-    extra_axes: further axes of the runs' curves.
+    extra_axes: further axes of the runs' curves. cache: curves of an earlier call.
     """
     by_identity: dict[str, list[StoredRun]] = {}
     for run in one_of_each(runs)[0]:
         by_identity.setdefault(identity(run, seed=False), []).append(run)
-    groups = list(by_identity.values())
+    groups, cache = list(by_identity.values()), cache or CurveCache()
     styles = line_styles([method_of(group[0]) for group in groups])
     run_groups = []
     for label, group, style in zip(_labels(groups), groups, styles, strict=True):
-        curves = [curve_of(run, (extra_axes or {}).get(run.path)) for run in group]
+        curves = [cache.curve_of(run, (extra_axes or {}).get(run.path)) for run in group]
         run_groups.append(RunGroup(label, group, curves, mean_curve(curves), style))
     return run_groups
 

@@ -84,6 +84,7 @@ FREE: dict[str, st.SearchStrategy[Any]] = {
     "execution.device": TEXT,
     "loss": NAMES,
     "plugins": st.lists(TEXT, max_size=3),
+    "storage.tags": st.lists(TEXT.filter(bool), max_size=3),
 }
 """Values of the options that accept more than one kind."""
 PYTHON_ONLY = {"client.gradient_transforms"}

@@ -13,12 +13,11 @@ function lastOf(points) {
   return points.length ? points[points.length - 1] : null;
 }
 
-// Config keys that runs differ in, by the shortest ends that tell them apart: "lr" for "client.lr".
+// Config keys that runs differ in, in one word where that is clear: "lr" for "client.lr", "method" for "method.name". Seeds and tags have columns of their own.
 function differingKeys() {
-  const keys = [...new Set(state.data.runs.flatMap((run) => Object.keys(run.config)))].filter((key) => key !== "seed");
-  const word = (key) => key.split(".").pop();
-  const isAlone = (key) => keys.filter((other) => word(other) === word(key)).length === 1 && word(key) !== "name";
-  return keys.map((key) => ({ key, title: isAlone(key) ? word(key) : key }));
+  const keys = [...new Set(state.data.runs.flatMap((run) => Object.keys(run.config)))].filter((key) => !["seed", "storage.tags"].includes(key));
+  const words = keys.map((key) => key.replace(/\.name$/, "").split(".").pop());
+  return keys.map((key, place) => ({ key, title: words.indexOf(words[place]) === words.lastIndexOf(words[place]) ? words[place] : key }));
 }
 
 function runColumns() {
