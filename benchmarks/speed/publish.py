@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.speed.results import EnginePrecision, ratios
-from stratafl.base.plotting import COLOURS, pyplot, save
+from stratafl.base.plotting import SLATE, VERMILION, pyplot, save
 from stratafl.engine.precision import PRECISIONS
 
 ROOT = Path(__file__).parents[2]
@@ -139,7 +139,7 @@ def picture(cnn: BenchmarkResult, path: Path) -> None:
     )  # fmt: skip
     for axes, (kind, ways) in zip(all_axes, panels.items(), strict=True):
         speeds = [cnn.client_steps[way, kind] for way in ways]
-        colours = [COLOURS[3] if way == "stacked" else COLOURS[0] for way in ways]
+        colours = [VERMILION if way == "stacked" else SLATE for way in ways]
         bars = axes.barh([WAYS[way].replace("`", "") for way in ways], speeds, color=colours)
         suffixes = ["" if way == "stacked" else f"   stratafl: {cnn.times(way, kind)}x" for way in ways]
         labels = [f"{speed:,.0f}{ratio}" for speed, ratio in zip(speeds, suffixes, strict=True)]

@@ -19,7 +19,7 @@ from papers.harness.series import Case, Options, identity
 from papers.mtgc.paper import MTGC
 from papers.mtgc.settings import DISTRIBUTIONS, METHODS
 from stratafl import Experiment
-from stratafl.base.plotting import STYLE, pyplot, save
+from stratafl.base.plotting import PALETTE, line_styles, save, style
 from stratafl.cost.costs import PriceableRun
 from stratafl.cost.pricing import TIME, Unit
 from stratafl.metrics.records import measured
@@ -30,7 +30,6 @@ from stratafl.runs.reader import unpacked
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 NETWORKS = ("lan_wan", "mobile_edge", "nyc_mesh", "leo_relay")
 TARGETS = (0.75, 0.8)
-COLOURS = {"mtgc": "#0072b2", "group_correction": "#d55e00", "local_correction": "#009e73", "hfedavg": "#8a919a"}
 
 
 @dataclass(frozen=True)
@@ -228,8 +227,7 @@ def table(rows: Sequence[PricedRun]) -> str:
 
 def picture(rows: Sequence[PricedRun], path: Path) -> None:
     """Plot time to 80 %, with one panel per network, for groups and clients that differ."""
-    plt = pyplot()
-    with plt.rc_context(STYLE):
+    with style() as plt:
         figure, panels = plt.subplots(2, 2, figsize=(9.0, 6.4), layout="constrained")
         for axes, name in zip(panels.flat, NETWORKS, strict=True):
             group = [row for row in rows if (row.network, row.distribution, row.target) == (name, "both", 0.8)]
@@ -238,13 +236,12 @@ def picture(rows: Sequence[PricedRun], path: Path) -> None:
             longest = max((row.seconds or 0.0) / unit.factor for row in group)
             for place, row in enumerate(group):
                 width = (row.seconds or 0.0) / unit.factor
-                axes.barh(place, width, height=0.68, color=COLOURS[row.method])
+                axes.barh(place, width, height=0.68, color=PALETTE[line_styles([row.method])[0].colour])
                 text = "never" if row.seconds is None else f"{width:.3g}"
                 axes.text(width + 0.01 * longest, place, text, va="center", fontsize=7)
             axes.set_yticks(range(len(group)), [row.name for row in group])
             axes.set(xlim=(0, 1.12 * longest), ylim=(len(group) - 0.4, -0.6), xlabel=f"{unit.name} to 80 %")
             axes.set_title(name, loc="left", fontsize=9)
-            axes.spines[["top", "right"]].set_visible(False)
         save(figure, path)
 
 

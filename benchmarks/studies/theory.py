@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from stratafl import Client, Data, Topology, simulate
 from stratafl.base.environment import environment
-from stratafl.base.plotting import COLOURS, pyplot, save
+from stratafl.base.plotting import PALETTE, pyplot, save
 
 DIM, SAMPLES, LR = 20, 64, 0.05
 PERIODS = (2, 5)
@@ -125,7 +125,7 @@ def picture(path: Path, scales: Sequence[float], ends: dict[str, list[float]],
             clients: Sequence[int], floors: dict[str, list[float]]) -> None:  # fmt: skip
     plt = pyplot()
     figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.2), layout="constrained")
-    for colour, (title, values) in zip(COLOURS, ends.items(), strict=False):
+    for colour, (title, values) in zip(PALETTE, ends.items(), strict=False):
         # the curves of the two unbiased variants coincide: the first is wide, so that both are seen
         style = {"label": title, "color": colour, "marker": "o", "linewidth": 7 if title == UNBIASED[0] else 2}
         left.loglog(scales, values, **style)

@@ -23,7 +23,7 @@ import torch
 from stratafl import Data, Experiment, Schedule
 from stratafl.base.environment import environment
 from stratafl.base.files import write_json
-from stratafl.base.plotting import COLOURS, STYLE, pyplot, save
+from stratafl.base.plotting import PALETTE, save, style
 from stratafl.base.statistics import mean_std
 from stratafl.metrics.records import ClockedRound
 
@@ -99,12 +99,11 @@ def at(run: dict[str, Any], moments: np.ndarray) -> np.ndarray:
 
 
 def drawn(runs: list[dict[str, Any]], path: Path) -> None:
-    plt = pyplot()
     moments = np.linspace(0, SECONDS, 201)
-    with plt.rc_context(STYLE):
+    with style() as plt:
         figure, axes = plt.subplots(1, 2, figsize=(11, 4.4), sharey=True, layout="constrained")
         for panel, method in zip(axes, METHODS, strict=True):
-            for colour, policy in zip(COLOURS, POLICIES, strict=False):
+            for colour, policy in zip(PALETTE, POLICIES, strict=False):
                 curves = [at(run, moments) for run in runs if (run["method"], run["policy"]) == (method, policy)]
                 mean, low, high = np.mean(curves, axis=0), np.min(curves, axis=0), np.max(curves, axis=0)
                 panel.plot(moments, mean, color=colour, linewidth=1.8, label=policy)

@@ -13,20 +13,9 @@ from papers.harness.runs import RunCurve
 from papers.harness.series import Panel
 from papers.mtgc.published import Rounds, table1
 from papers.mtgc.settings import DISTRIBUTIONS, METHODS, TITLES, TUNED, heading, word
-from stratafl.base.plotting import COLOURS, pyplot, save
+from stratafl.base.plotting import PALETTE, line_styles, pyplot, save
 
-GREY, BLUE, ORANGE, RED, GREEN, VIOLET, TEAL, BROWN = COLOURS
-COLOUR = {
-    "hfedavg": GREY,
-    "fedprox_released": GREEN,
-    "fedprox": GREEN,
-    "scaffold": VIOLET,
-    "feddyn_released": TEAL,
-    "feddyn": TEAL,
-    "local_correction": BLUE,
-    "group_correction": ORANGE,
-    "mtgc": RED,
-}
+COLOUR = {line: PALETTE[line_styles([line.removesuffix("_released")])[0].colour] for line in METHODS}
 MARKER = {"hfedavg": "o", "local_correction": "s", "group_correction": "^", "mtgc": "D"}
 DASHED = tuple(TUNED)
 """Lines that share method and colour with another, at another value of their parameter."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -71,7 +72,7 @@ def demo_command(
             }
         )
     title = "Handwritten digits on a 4x5 tree, non-i.i.d. at both levels"
-    plotting.curves(out, lines, title=title, target=TARGET)
+    _draw(out, lines, title)
     if as_json:
         print(json.dumps({"target": TARGET, "methods": rows, "picture": str(out)}))
         return
@@ -87,6 +88,28 @@ def demo_command(
     ]
     print_table(["method", *(Column(each, right=True) for each in numbers)], cells, title)
     print(f"picture: {out}")
+
+
+def _draw(path: Path, lines: Mapping[str, tuple[Sequence[float], Sequence[float]]], title: str) -> None:
+    """Draw the test accuracy of each method over the rounds, with a legend in the order in which
+    the lines end."""
+    from stratafl.base.plotting import QUIET, line_styles, save, style
+
+    with style() as plt:
+        figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
+        for (name, (rounds, values)), line in zip(lines.items(), line_styles(list(METHODS.values())), strict=True):
+            axes.plot(rounds, values, label=name, linewidth=2, **line.options)
+        axes.axhline(TARGET, color=QUIET, linewidth=0.8, linestyle=":")
+        axes.annotate(
+            f"{TARGET:g}", (1, TARGET), xycoords=("axes fraction", "data"), xytext=(4, -3),
+            textcoords="offset points", color=QUIET, annotation_clip=False,
+        )  # fmt: skip
+        axes.set(xlabel="global rounds", ylabel="test accuracy")
+        axes.set_title(title, loc="left", fontsize=11)
+        axes.grid(True)
+        ordered = sorted(zip(*axes.get_legend_handles_labels(), strict=True), key=lambda entry: -lines[entry[1]][1][-1])
+        axes.legend(*zip(*ordered, strict=True), loc="lower right", handlelength=3.6)
+        save(figure, path)
 
 
 def _run(title: str, values: dict[str, Any], quiet: bool) -> Result:

@@ -48,6 +48,14 @@ def report_command(
             "--network", "-n", help="Also draw seconds, cost and a round on this network, or the runs' own; repeatable."
         ),
     ] = None,
+    axis: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="AXIS",
+            help="What the figures, and at first the page, draw curves against: rounds, steps, bytes (per client), "
+            "seconds, network, or traffic.1 (bytes on the top link), traffic.2, ...; repeatable.",
+        ),
+    ] = None,
     title: Annotated[str, typer.Option(help="What stands above the page.")] = "stratafl report",
     watch: Annotated[bool, typer.Option("--watch", help="Serve the page live on this machine instead.")] = False,
     port: Annotated[int, typer.Option(help="For --watch; a free one unless given.", min=0, max=65535)] = 0,
@@ -68,18 +76,19 @@ def report_command(
     if figures_folder is not None:
         pyplot()
     if watch:
-        return _watch(places, targets, metric, network or [], title, port)
+        return _watch(places, targets, metric, network or [], axis or [], title, port)
     runs, unreadable = gathered(places, "DIR")
-    data = page_data(runs, targets, unreadable, metric, network_axes(runs, resolved(networks, runs)))
+    extra_axes = network_axes(runs, resolved(networks, runs))
+    data = page_data(runs, targets, unreadable, metric, extra_axes, (axis or [""])[0])
     _check_metric(data, metric)
     with atomic_write(out, sync=False) as file:
         file.write(page(data, title).encode())
     goals = data["targets"].get(data["metric"], [])
-    compared = group_runs(runs)
+    compared = group_runs(runs, extra_axes.points)
     _print_summary(compared, data["metric"], goals)
     print(f"report: {escape_control(out)}")
     if figures_folder is not None:
-        drawn = figures(figures_folder, compared, goals, data["metric"])
+        drawn = figures(figures_folder, compared, goals, data["metric"], axis or [], extra_axes.axes)
         print(f"figures: {len(drawn)} files in {escape_control(figures_folder)}")
 
 
@@ -116,13 +125,19 @@ def _check_metric(data: dict[str, Any], metric: str | None) -> None:
 
 
 def _watch(
-    places: list[Path], targets: list[str] | None, metric: str | None, networks: list[str], title: str, port: int
+    places: list[Path],
+    targets: list[str] | None,
+    metric: str | None,
+    networks: list[str],
+    axes: list[str],
+    title: str,
+    port: int,
 ) -> None:
     from stratafl.report.page import HOST, Live, ReportServer, page
     from stratafl.runs.groups import collect_runs
 
     collect_runs(places)
-    live = Live(places, networks, targets, metric)
+    live = Live(places, networks, targets, metric, (axes or [""])[0])
     try:
         server = ReportServer(live.read, lambda data: page(data, title, live=True), port)
     except OSError as problem:

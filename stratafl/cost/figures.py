@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stratafl.base.errors import InvalidInput, escape_control
-from stratafl.base.plotting import STYLE, pyplot, save
+from stratafl.base.plotting import BLUE, GREEN, INK, PINK, VERMILION, VIOLET, save, style
 from stratafl.base.topology import Topology
 from stratafl.cost.costs import PriceableRun
 from stratafl.cost.pricing import ALL_ROUNDS, TIME, GroupCosts, Unit, time_breakdown
@@ -146,8 +146,14 @@ class RoundChart:
         return [bar for bar in bars if bar[1] > bar[0]]
 
 
-ACTIVITY_COLOURS = {DOWNLOAD: "#56b4e9", COMPUTE: "#0072b2", UPLOAD: "#e69f00", WAIT: "#d9dde1", AGGREGATE: "#c2629b",
-           OFFLINE: "#bfe3d0"}  # fmt: skip
+ACTIVITY_COLOURS = {
+    DOWNLOAD: "#56b4e9",
+    COMPUTE: BLUE,
+    UPLOAD: "#e69f00",
+    WAIT: "#d9dde1",
+    AGGREGATE: PINK,
+    OFFLINE: "#bfe3d0",
+}
 
 ACTIVITY_LABELS = {
     DOWNLOAD: "gets",
@@ -171,8 +177,7 @@ def plot_round(path: Path, run: PriceableRun, network: Network, round: int) -> N
     if round > len(stored.rounds):
         raise InvalidInput("--round", round, f"{stored.name} has {len(stored.rounds)} rounds")
     lines = _shown_nodes(tree)
-    plt = pyplot()
-    with plt.rc_context(STYLE):
+    with style() as plt:
         size = (7.2, 0.95 + 0.17 * len(lines))
         figure, axes = plt.subplots(figsize=size, layout="constrained")
         _plot_bars(axes, RoundChart(tree, run.intervals(network, round)), lines)
@@ -219,16 +224,15 @@ def _plot_bars(axes: Any, chart: RoundChart, lines: Sequence[Place]) -> None:
             axes.barh(0, 0, color=ACTIVITY_COLOURS[kind], label=label)
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=7, handlelength=1.0)
     axes.set(xlabel=unit.name, xlim=(0, chart.seconds / unit.factor))
-    axes.spines[["top", "right"]].set_visible(False)
 
 
-PART_COLOURS = {"computing": "#0072b2", "away": "#b8bec6"}
+PART_COLOURS = {"computing": BLUE, "away": "#b8bec6"}
 
 SHADES = {
-    "sending": ("#e69f00", "#d55e00", "#8c3b00", "#5c2600"),
-    "waiting": ("#bfe3d0", "#66c2a5", "#009e73", "#00593f"),
+    "sending": ("#e69f00", VERMILION, "#8c3b00", "#5c2600"),
+    "waiting": ("#bfe3d0", "#66c2a5", GREEN, "#00593f"),
     "own rounds": ("#cfe3f1", "#8ec1e3", "#4a90c2", "#1f5f8b"),
-    "merging": ("#e3b8d2", "#c2629b", "#8e3b6e", "#5c2247"),
+    "merging": ("#e3b8d2", PINK, "#8e3b6e", "#5c2247"),
 }
 """Colours of tiers, from the leaves up: higher tiers are darker."""
 
@@ -237,11 +241,10 @@ WIDTH = 7.2
 
 def plot_time_breakdown(path: Path, groups: Sequence[GroupCosts], until: str = ALL_ROUNDS) -> None:
     """Plot the time that groups of runs took until a milestone, by activity."""
-    plt = pyplot()
     networks = list(dict.fromkeys(group.network for group in groups))
     names = list(dict.fromkeys(group.setting for group in groups))
     longest = max(map(len, names))
-    with plt.rc_context(STYLE):
+    with style() as plt:
         # a panel has room for its bars, and for its legend
         height = len(networks) * max(0.62 + 0.24 * len(names), 1.6) + 0.35
         figure, panels = plt.subplots(len(networks), 1, figsize=(WIDTH, height), layout="constrained", squeeze=False)
@@ -270,10 +273,9 @@ def _panel(axes: Any, groups: Sequence[GroupCosts], names: Sequence[str], until:
             axes.barh(place, width, left=left, height=0.66, color=colours[title], linewidth=0)
             left += width
         text = f" {totals[name]:,.3g} {unit.name}" if name in seconds else " not reached"
-        axes.text(left, place, text, va="center", fontsize=7, color="#30363d")
+        axes.text(left, place, text, va="center", fontsize=7, color=INK)
     axes.set(xlabel=unit.name, xlim=(0, 1.28 * max(totals.values(), default=1.0)), ylim=(len(names) - 0.4, -0.6))
     axes.set_yticks(range(len(names)), names)
-    axes.spines[["top", "right"]].set_visible(False)
     handles = [axes.barh(0, 0, color=colours[title], label=title) for title in titles]
     if handles:
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=7, handlelength=1.0)
@@ -293,8 +295,7 @@ def _colours(titles: Sequence[str]) -> dict[str, str]:
 UNITS = {"mbit_s": "Mbit/s", "gflop_s": "GFLOP/s", "bytes": "bytes", "watts": "W", "_s": "s"}
 """Units by the end of a quantity's name."""
 
-TIER_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#6b4fbb")
-INK = "#30363d"
+TIER_COLOURS = (BLUE, VERMILION, GREEN, VIOLET)
 PROBABILITIES = np.linspace(0.005, 0.995, 200)
 
 
@@ -328,7 +329,6 @@ def _set_quantities(part: Tier | Device) -> dict[str, Distribution]:
 
 def plot_network(path: Path, network: Network, tree: Topology) -> None:
     """Plot a tree with its links at the left, and distributions at the right."""
-    plt = pyplot()
     colours: dict[str, str] = {"leaf": INK}
     colours |= {tier.name: TIER_COLOURS[place % len(TIER_COLOURS)] for place, tier in enumerate(network.tiers)}
     levels = [network.tier(level, tree.depth) for level in range(tree.depth, 0, -1)]
@@ -339,7 +339,7 @@ def plot_network(path: Path, network: Network, tree: Topology) -> None:
         for key, value in _set_quantities(part).items()
         if not value.is_constant
     ]
-    with plt.rc_context(STYLE):
+    with style() as plt:
         # one small panel beside the tree for each distribution
         count = max(1, len(varied))
         figure = plt.figure(figsize=(7.2 if varied else 4.8, max(3.2, 1.45 * count)), layout="constrained")
@@ -435,4 +435,3 @@ def _plot_distribution(axes: Any, title: str, value: Distribution, colour: str) 
     axes.set_ylabel("% below")
     axes.set_title(f"{title}, {value.name}", fontsize=6.5, loc="left")
     axes.grid(alpha=0.25, linewidth=0.5)
-    axes.spines[["top", "right"]].set_visible(False)

@@ -22,6 +22,7 @@ from stratafl.network.timeline import AGGREGATE, COMPUTE, DOWNLOAD, OFFLINE, PAR
 from stratafl.runs import StoredRun
 from stratafl.runs.curves import (
     ABSENT,
+    Axis,
     Curve,
     Points,
     Target,
@@ -319,15 +320,14 @@ def part_columns(groups: Sequence[GroupCosts]) -> list[TextColumn]:
 
 
 SECONDS, COST = "seconds on ", "cost on "
-"""Beginnings of the names of these axes; the network's name follows. The page knows them, too."""
+"""Beginnings of the names of these axes; the network's name follows."""
 
 
 @dataclass(frozen=True)
 class CostAxes:
     """Axes of curves on networks."""
 
-    titles: dict[str, str] = field(default_factory=dict)
-    """Titles of the axes by their names."""
+    axes: dict[str, Axis] = field(default_factory=dict)
     points: dict[Path, dict[str, Points]] = field(default_factory=dict)
     """Values per round by run and axis; None where a run cannot be priced."""
     priced: dict[Path, list[tuple[PriceableRun, Network]]] = field(default_factory=dict)
@@ -341,14 +341,14 @@ def network_axes(runs: Sequence[StoredRun], networks: Sequence[Network], batch: 
 
     batch: holds the results; it may reuse those of an earlier batch.
     """
-    titles: dict[str, str] = {}
+    axes: dict[str, Axis] = {}
     points: dict[Path, dict[str, Points]] = {run.path: {} for run in runs}
     priced_runs: dict[Path, list[tuple[PriceableRun, Network]]] = {}
     batch = PriceBatch() if batch is None else batch
     loaded = [batch.load(run) for run in runs if run.rounds] if networks else []
     for network in networks:
         seconds, cost = f"{SECONDS}{network.name}", f"{COST}{network.name}"
-        titles[seconds] = seconds
+        axes[seconds] = Axis(seconds, "seconds")
         for run in filter(None, loaded):
             costs = batch.cost_on(run, network)
             if costs is None:
@@ -356,12 +356,9 @@ def network_axes(runs: Sequence[StoredRun], networks: Sequence[Network], batch: 
             priced_runs.setdefault(run.run.path, []).append((run, network))
             points[run.run.path][seconds] = _points(costs.seconds_R)
             if costs.money_R.any():
-                titles[cost] = f"{cost} ({network.currency})" if network.currency else cost
+                axes[cost] = Axis(f"{cost} ({network.currency})" if network.currency else cost, "money")
                 points[run.run.path][cost] = _points(costs.money_R)
-    for stored in runs:
-        for axis in titles:
-            points[stored.path].setdefault(axis, [None] * len(stored.rounds))
-    return CostAxes(titles, points, priced_runs, tuple(batch.problems))
+    return CostAxes(axes, points, priced_runs, tuple(batch.problems))
 
 
 def _points(values_R: np.ndarray) -> Points:

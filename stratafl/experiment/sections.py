@@ -386,6 +386,16 @@ class Execution(Section):
             raise InvalidInput("execution.device", self.device, f'is an engine: engine = "{self.device}"')
 
 
+def _tags(value: Any) -> Any:
+    value = plain(value)
+    if not isinstance(value, list | tuple) or not all(isinstance(tag, str) and tag for tag in value):
+        raise InvalidInput("", value, f"must be {TAGS}")
+    return tuple(value)
+
+
+TAGS = "a list of words"
+
+
 @section
 class Storage(Section):
     """What is kept of a stored run besides its records."""
@@ -396,6 +406,8 @@ class Storage(Section):
     """Whether a finished run keeps the model and correction of every node, which it needs to go on
     for more rounds. Unless given, a run of its own keeps them, and the runs of a sweep or a
     search do not."""
+    tags: checked(_tags, TAGS) = ()  # type: ignore[valid-type]
+    """Words of your own by which the report's table of runs can be filtered: `["baseline"]`."""
 
 
 SECTIONS: dict[str, type[Section]] = {

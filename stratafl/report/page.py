@@ -7,9 +7,10 @@ import functools
 import hashlib
 import html
 import json
+import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.base.errors import InvalidInput
+from stratafl.base.plotting import DARK_PALETTE, DASHES, PALETTE
 from stratafl.cost.costs import PriceBatch
 from stratafl.cost.pricing import CostAxes, network_axes
 from stratafl.cost.workload import named_networks, resolved
@@ -24,11 +26,15 @@ from stratafl.metrics.objective import GoalLike
 from stratafl.network.specification import NetworkLike
 from stratafl.report.page_data import page_data
 from stratafl.runs import StoredRun
+from stratafl.runs.curves import CurveCache
 from stratafl.runs.groups import Gatherer
 from stratafl.runs.sweep.plan import noted_target
 
-SCRIPTS = ["state", "scale", "chart", "curves", "summary", "export", "timeline", "tree", "tables", "main"]
+SCRIPTS = ["state", "scale", "chart", "curves", "summary", "export", "timeline", "tree", "tables", "runs", "main"]
 """Files of the page's program, in their order."""
+
+DASH_SCALE = 1.9
+"""Length of a dash on the page, in pixels, per length in `DASHES`."""
 
 
 def page(data: Mapping[str, Any], title: str = "stratafl report", *, live: bool = False) -> str:
@@ -45,7 +51,7 @@ def page(data: Mapping[str, Any], title: str = "stratafl report", *, live: bool 
     parts = {
         "title": html.escape(title),
         "policy": html.escape(policy),
-        "style": asset("page.css"),
+        "style": palette_css() + asset("page.css"),
         "data": json_for_html(data),
         "live": "live" if live else "",
         "script": script,
@@ -53,6 +59,18 @@ def page(data: Mapping[str, Any], title: str = "stratafl report", *, live: bool 
     # one pass over the template, so that inserted text is not expanded
     pieces = asset("page.html").split("@@")
     return "".join(parts[piece] if number % 2 else piece for number, piece in enumerate(pieces))
+
+
+def palette_css() -> str:
+    """Colours and dashes of lines as CSS variables; on paper a dark page is light, too."""
+
+    def declarations(prefix: str, values: Iterable[str]) -> str:
+        return "".join(f"--{prefix}{place}:{value};" for place, value in enumerate(values))
+
+    dashes = [" ".join(f"{DASH_SCALE * length:g}" for length in dash) or "none" for dash in DASHES]
+    light = declarations("c", PALETTE) + declarations("d", dashes)
+    dark = declarations("c", DARK_PALETTE)
+    return f':root{{{light}}}\n@media screen{{:root[data-theme="dark"]{{{dark}}}}}\n'
 
 
 def json_for_html(data: Mapping[str, Any]) -> str:
@@ -73,7 +91,10 @@ def _digest(script: str) -> str:
 
 HOST = "127.0.0.1"
 CACHE_SECONDS = 1.0
-"""Seconds for which an answer is reused before the runs are read again."""
+"""Minimum seconds for which an answer is reused before the runs are read again."""
+
+MAX_LOAD = 0.1
+"""Maximum share of the time that is spent on reading runs, next to which others may be training."""
 
 MAX_REQUESTS = 16
 """Maximum number of concurrent requests; others are rejected."""
@@ -92,9 +113,11 @@ class Live:
         networks: Sequence[NetworkLike] = (),
         targets: Sequence[GoalLike] | None = None,
         metric: str | None = None,
+        axis: str = "",
     ):
         self._places, self._networks, self._targets, self._metric = places, networks, targets, metric
-        self._gather, self._batch = Gatherer(), PriceBatch()
+        self._axis = axis
+        self._gather, self._batch, self._curves = Gatherer(), PriceBatch(), CurveCache()
         self._runs: list[StoredRun] = []
         self._inputs: tuple[object, ...] = ()
         self._data: dict[str, Any] = {}
@@ -116,34 +139,38 @@ class Live:
         if inputs != self._inputs:
             self._batch = PriceBatch(before=self._batch)
             self._data = self._page_data(runs, problems, network_axes(runs, networks, self._batch))
+            self._curves.retain(runs)
             self._inputs, self._runs = inputs, runs
         return self._data
 
     def _page_data(self, runs: list[StoredRun], problems: list[str], extra_axes: CostAxes) -> dict[str, Any]:
         try:
-            return page_data(runs, self._targets, problems, self._metric, extra_axes)
+            return page_data(runs, self._targets, problems, self._metric, extra_axes, self._axis, self._curves)
         except InvalidInput as problem:
-            # a target of a metric that the runs do not have, perhaps not yet
-            return page_data(runs, None, [*problems, str(problem)], self._metric, extra_axes)
+            # a target of a metric, or an axis, that the runs do not have, perhaps not yet
+            return page_data(runs, None, [*problems, str(problem)], self._metric, extra_axes, cache=self._curves)
 
 
 class CachedData:
-    """Newest data, read at most once per interval for any number of requests."""
+    """Newest data, read at most once per interval for any number of requests; the interval is
+    longer where reading takes long."""
 
     def __init__(self, read: Callable[[], dict[str, Any]]):
         self._read, self._lock = read, threading.Lock()
-        self._updated = -CACHE_SECONDS
+        self._due = -math.inf
         self._data: dict[str, Any] = {}
         self._text = b""
 
     def get(self) -> tuple[dict[str, Any], bytes]:
         with self._lock:
-            if time.monotonic() - self._updated >= CACHE_SECONDS:
+            begin = time.monotonic()
+            if begin >= self._due:
                 data = self._read()
                 if data is not self._data:
                     self._text = json.dumps(data, allow_nan=False, separators=(",", ":")).encode()
                 self._data = data
-                self._updated = time.monotonic()
+                end = time.monotonic()
+                self._due = end + max(CACHE_SECONDS, (end - begin) / MAX_LOAD)
             return self._data, self._text
 
 

@@ -9,13 +9,25 @@ from datetime import UTC, datetime
 from typing import Any
 
 from stratafl.base.errors import InvalidInput, join_names
+from stratafl.base.validation import check_choice
 from stratafl.cost.figures import GroupOnNetwork, timelines
 from stratafl.cost.pricing import CostAxes
 from stratafl.metrics.objective import Goal, GoalLike
 from stratafl.report.summary import default_targets, fixed_columns
 from stratafl.runs import StoredRun, format
-from stratafl.runs.curves import AXES, Curve, MetricInfo, Points, Target, is_metric, levels_of, plain_number, targets_of
-from stratafl.runs.groups import RunGroup, common_config, config_differences, group_runs, one_of_each, select_metric
+from stratafl.runs.curves import (
+    Curve,
+    CurveCache,
+    MetricInfo,
+    Points,
+    Target,
+    axes_of,
+    is_metric,
+    levels_of,
+    plain_number,
+    targets_of,
+)
+from stratafl.runs.groups import RunGroup, group_runs, one_of_each, select_metric, split_config
 from stratafl.runs.sweep.plan import noted_target
 
 
@@ -201,16 +213,19 @@ def page_data(
     unreadable: Sequence[str] = (),
     metric: str | None = None,
     extra_axes: CostAxes | None = None,
+    axis: str = "",
+    cache: CurveCache | None = None,
 ) -> dict[str, Any]:
     """Collect the data of the page.
 
     targets: values of metrics whose first round the summary shows; by default those of the sweeps
     of the runs, and suitable ones for other metrics. metric: the main metric; by default that of
-    the targets. extra_axes: axes of networks.
+    the targets. extra_axes: axes of networks. axis: what curves are drawn against at first.
+    cache: curves of an earlier page.
     """
     extra_axes = extra_axes or CostAxes()
     runs, repeated = one_of_each(runs)
-    groups = group_runs(runs, extra_axes.points)
+    groups = group_runs(runs, extra_axes.points, cache)
     metrics, main = select_metric(groups, metric)
     chosen_targets = _targets(runs, targets, metrics, main)
     if metric is None and chosen_targets:
@@ -231,10 +246,13 @@ def page_data(
         None if index is None else node_values(run, drawn_trees[index], max_values)
         for run, index in zip(ordered, tree_of_run, strict=True)
     ]
-    rows = iter(zip(names, tree_of_run, values, strict=True))
+    common, configs = split_config(ordered)
+    rows = iter(zip(names, tree_of_run, values, configs, strict=True))
+    axes = axes_of([curve for group in groups for curve in group.curves], extra_axes.axes)
     return {
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "axes": {**AXES, **extra_axes.titles},
+        "axes": {name: shown._asdict() for name, shown in axes.items()},
+        "axis": check_choice("--axis", axis, list(axes)) if axis else next(iter(axes)),
         "metrics": [info.as_dict for info in metrics],
         "metric": None if main is None else main.name,
         "targets": goals,
@@ -242,8 +260,7 @@ def page_data(
         "levels": [_level_title(level, depths) for level in range(max(depths, default=0) + 1)],
         "settings": [_group_data(group, [next(rows) for _ in group.runs]) for group in groups],
         "summary": {"before": [column.as_dict for column in before], "after": [column.as_dict for column in after]},
-        "differences": config_differences(groups),
-        "shared": common_config(groups),
+        "shared": common,
         "environments": _environments(runs),
         "trees": drawn_trees,
         "timelines": timelines(_groups_on_networks(groups, extra_axes)),
@@ -286,9 +303,15 @@ def _groups_on_networks(groups: Sequence[RunGroup], extra_axes: CostAxes) -> lis
     ]
 
 
-def _group_data(group: RunGroup, rows: Sequence[tuple[str, int | None, dict[str, Any] | None]]) -> dict[str, Any]:
+_RunRow = tuple[str, int | None, dict[str, Any] | None, dict[str, str]]
+"""Name of a run, place of its tree, values of its nodes, and its part of the config."""
+
+
+def _group_data(group: RunGroup, rows: Sequence[_RunRow]) -> dict[str, Any]:
     runs = []
-    for (title, tree, values), run, curve, seed in zip(rows, group.runs, group.curves, group.seeds, strict=True):
+    for (title, tree, values, config), run, curve, seed in zip(
+        rows, group.runs, group.curves, group.seeds, strict=True
+    ):
         is_bad, remarks = run_remarks(run, curve)
         runs.append(
             {
@@ -304,11 +327,24 @@ def _group_data(group: RunGroup, rows: Sequence[tuple[str, int | None, dict[str,
                 "notes": remarks,
                 "tree": tree,
                 "nodes": values,
+                "folder": run.path.parent.name,
+                "tags": _tags(run),
+                "config": config,
                 "curve": _curve(curve),
             }
         )
     # one run is its own mean
-    return {"label": group.label, "mean": None if len(runs) == 1 else _curve(group.mean), "runs": runs}
+    return {
+        "label": group.label,
+        **group.style._asdict(),
+        "mean": None if len(runs) == 1 else _curve(group.mean),
+        "runs": runs,
+    }
+
+
+def _tags(run: StoredRun) -> list[str]:
+    storage = run.config.get("storage")
+    return format.strings_in(storage.get("tags")) if isinstance(storage, dict) else []
 
 
 def _curve(curve: Curve) -> dict[str, Any]:
@@ -333,17 +369,19 @@ def _shortened(points: Points) -> Points:
 
 
 def _level_title(level: int, depths: set[int]) -> dict[str, str]:
-    """Title of a level's drift: the paper's names if all trees have the same depth."""
+    """Title of a level's drift: the paper's names if all trees have two edge levels."""
     if level == 0:
         return {"title": "Root", "note": "the global model"}
     if len(depths) > 1:
         return {"title": f"Level {level}", "note": "counted from the root, in trees of different depth"}
-    if level in depths:
-        below = "the root" if level == 1 else "their groups"
-        return {"title": "Clients", "note": f"client model drift: clients around {below}"}
-    if level == 1:
+    (depth,) = depths
+    parent = "the root" if level == 1 else "their groups" if depth == 2 else f"their parents of level {level - 1}"
+    if level == depth:
+        title = "Clients" if depth <= 2 else f"Level {level}: clients"
+        return {"title": title, "note": f"client model drift: clients around {parent}"}
+    if depth == 2:
         return {"title": "Groups", "note": "group model drift: groups around the root"}
-    return {"title": f"Level {level}", "note": f"nodes of level {level} around their parents"}
+    return {"title": f"Level {level}", "note": f"aggregators of level {level} around {parent}"}
 
 
 def _environments(runs: Sequence[StoredRun]) -> list[dict[str, str]]:

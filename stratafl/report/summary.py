@@ -7,13 +7,23 @@ import io
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from typing import Any, Literal
 
 from stratafl.base.statistics import MeanStd
 from stratafl.metrics.metrics import Better
-from stratafl.runs.curves import ABSENT, MINUS, Curve, MetricInfo, first_round, mean_std_if_complete, number_text
+from stratafl.runs.curves import (
+    ABSENT,
+    MINUS,
+    NETWORK,
+    TOP_LINK,
+    Curve,
+    MetricInfo,
+    first_round,
+    mean_std_if_complete,
+    number_text,
+)
 from stratafl.runs.groups import RunGroup
 
 TARGET_STEP = 0.05
@@ -80,16 +90,13 @@ def fixed_columns(
     ]
     for metric in metrics:
         before.append(SummaryColumn(_metric_title(metric), [_final(group, metric) for group in groups], metric.better))
-    after = [
-        _cost_column(
-            "MB per client",
-            groups,
-            lambda curve: _last(curve, "bytes"),
-            lambda mean: f"{mean:.2f}" if mean >= 1 else f"{mean:.3g}",
-            MEGA,
-        ),
-        _cost_column("s per round", groups, _per_round, lambda mean: f"{mean:.3g}"),
-    ]
+    after = [_cost_column("MB per client", groups, lambda curve: _last(curve, "bytes"), MEGA)]
+    if any(TOP_LINK in curve.x for group in groups for curve in group.curves):
+        after.append(_cost_column("MB on the top link", groups, lambda curve: _last(curve, TOP_LINK), MEGA))
+    if any(NETWORK in curve.x for group in groups for curve in group.curves):
+        after.append(_cost_column("s on the network", groups, lambda curve: _last(curve, NETWORK)))
+    # how fast a machine was says nothing about a method: no value is marked as the best
+    after.append(replace(_cost_column("s per round", groups, _per_round), better=""))
     for reason in ("refused", "absent", "late"):
         counts = [sum(sum(run.left_out.get(reason, {}).values()) for run in group.runs) for group in groups]
         after += [SummaryColumn(reason, list(map(_count, counts)))] if any(counts) else []
@@ -185,24 +192,26 @@ def _count(number: int) -> SummaryCell:
 
 
 def _cost_column(
-    title: str,
-    groups: Sequence[RunGroup],
-    value: Callable[[Curve], float | None],
-    text: Callable[[float], str],
-    scale: float = 1.0,
+    title: str, groups: Sequence[RunGroup], value: Callable[[Curve], float | None], scale: float = 1.0
 ) -> SummaryColumn:
-    """Column of a cost, where lower is better; standard deviations appear only in exports."""
+    """Column of a cost, where lower is better.
+
+    All values have as many decimals as the largest needs for three digits, and the smallest for
+    one. Standard deviations appear only in exports.
+    """
     means = [mean_std_if_complete([value(curve) for curve in group.curves]) for group in groups]
     scaled = [mean and MeanStd(scale * mean.mean, mean.deviation and scale * mean.deviation) for mean in means]
+    exponents = [math.floor(math.log10(mean.mean)) for mean in scaled if mean is not None and mean.mean > 0]
+    decimals = max(0, 2 - max(exponents), -min(exponents)) if exponents else 0
     return SummaryColumn(
         title,
-        [SummaryCell(ABSENT) if mean is None else SummaryCell(text(mean.mean), *mean) for mean in scaled],
+        [SummaryCell(ABSENT) if mean is None else SummaryCell(f"{mean.mean:.{decimals}f}", *mean) for mean in scaled],
         "lower",
     )
 
 
 def _last(curve: Curve, axis: str) -> float | None:
-    return curve.x[axis][-1] if curve.x[axis] else None
+    return next(iter(curve.x.get(axis, [])[-1:]), None)
 
 
 def _per_round(curve: Curve) -> float | None:

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from stratafl.base.errors import InvalidInput, join_names
 from stratafl.base.statistics import MeanStd, mean_std
@@ -18,8 +18,30 @@ from stratafl.runs import StoredRun
 
 Points = list[float | None]
 
-AXES = {"rounds": "global rounds", "steps": "local steps per client", "bytes": "bytes per client", "seconds": "seconds"}
-"""Axes of curves, with their titles."""
+
+class Axis(NamedTuple):
+    """Quantity that curves are drawn against."""
+
+    title: str
+    unit: Literal["rounds", "steps", "bytes", "seconds", "money"]
+
+
+AXES = {
+    "rounds": Axis("global rounds", "rounds"),
+    "steps": Axis("local steps per client", "steps"),
+    "bytes": Axis("bytes per client", "bytes"),
+    "seconds": Axis("wall-clock seconds", "seconds"),
+}
+"""Axes of all runs. Some runs have more: see `axes_of`."""
+
+NETWORK = "network"
+"""Axis of runs in the virtual time of a network."""
+
+TRAFFIC = "traffic."
+"""Beginning of the names of axes of bytes; the level follows, whose nodes exchange these with their
+parents."""
+
+TOP_LINK = f"{TRAFFIC}1"
 
 DIGITS = 7
 """Significant digits of stored values: all that a figure or table shows, at half the size."""
@@ -61,14 +83,67 @@ def curve_of(run: StoredRun, extra_axes: Mapping[str, Points] | None = None) -> 
         "steps": [plain_number(record.get("steps")) for record in records],
         "bytes": [plain_number(record.get("bytes_per_client")) for record in records],
         "seconds": [plain_number(total) for total in seconds],
+        NETWORK: [plain_number(record.get("clock_total")) for record in records],
+        **_traffic(records),
         **(extra_axes or {}),
     }
+    # a run in no network's time, or without counts of traffic, lacks these axes
+    x = {name: points for name, points in x.items() if name in AXES or any(point is not None for point in points)}
     columns: dict[str, Points] = {}
     levels = levels_of(run.tree)
     for index, record in enumerate(records):
         for name, value in _values(record, levels):
             columns.setdefault(name, [None] * len(records))[index] = value
     return Curve(x, columns, {}, diverged(records))
+
+
+class CurveCache:
+    """Curves of runs; that of a run which was not read again is not computed again."""
+
+    def __init__(self) -> None:
+        self._curves: dict[int, tuple[StoredRun, Mapping[str, Points] | None, Curve]] = {}
+        """By the identity of the run, which is kept so that no other object gets it."""
+
+    def curve_of(self, run: StoredRun, extra_axes: Mapping[str, Points] | None = None) -> Curve:
+        """Return what the function `curve_of` returns."""
+        cached = self._curves.get(id(run))
+        if cached is None or cached[1] != extra_axes:
+            cached = self._curves[id(run)] = run, extra_axes, curve_of(run, extra_axes)
+        return cached[2]
+
+    def retain(self, runs: Sequence[StoredRun]) -> None:
+        """Forget all other runs."""
+        self._curves = {id(run): self._curves[id(run)] for run in runs if id(run) in self._curves}
+
+
+def _traffic(records: Sequence[Mapping[str, Any]]) -> dict[str, Points]:
+    """Bytes since the start of the run, both ways, between the nodes of each level and their
+    parents, by axis."""
+    tables = [_table(record.get("traffic")) for record in records]
+    levels = sorted({level for table in tables for level in table if level.isdecimal()}, key=int)
+    return {f"{TRAFFIC}{level}": [_bytes(_table(table.get(level))) for table in tables] for level in levels}
+
+
+def _bytes(total: Mapping[str, Any]) -> float | None:
+    """Bytes of both directions."""
+    up, down = (plain_number(total.get(f"bytes_{direction}")) for direction in ("up", "down"))
+    return None if up is None or down is None else plain_number(up + down)
+
+
+def axes_of(curves: Sequence[Curve], extra_axes: Mapping[str, Axis] | None = None) -> dict[str, Axis]:
+    """Axes against which at least one of these curves can be drawn: those of all runs, seconds on
+    their own network, bytes of each level from the root down, and extra ones."""
+    names = {name for curve in curves for name in curve.x}
+    levels = sorted(int(name.removeprefix(TRAFFIC)) for name in names if name.startswith(TRAFFIC))
+    axes = dict(AXES)
+    if NETWORK in names:
+        axes[NETWORK] = Axis("seconds on the runs' network", "seconds")
+    for level in levels:
+        link = (
+            "the top link" if level == 1 else "the clients' links" if level == levels[-1] else f"links of level {level}"
+        )
+        axes[f"{TRAFFIC}{level}"] = Axis(f"bytes on {link}", "bytes")
+    return axes | dict(extra_axes or {})
 
 
 def levels_of(tree: Mapping[str, Any]) -> dict[str, int]:
@@ -97,7 +172,8 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
             deviations.append(plain_number(deviation))
         return means, deviations
 
-    x = {axis: mean_and_std([curve.x[axis] for curve in curves])[0] for axis in curves[0].x}
+    axes = [axis for axis in curves[0].x if all(axis in curve.x for curve in curves)]
+    x = {axis: mean_and_std([curve.x[axis] for curve in curves])[0] for axis in axes}
     y = {name: mean_and_std([curve.y[name] for curve in curves]) for name in names}
     return Curve(
         x,

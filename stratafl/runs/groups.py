@@ -12,28 +12,15 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from stratafl.base.errors import InvalidInput, escape_control, join_names
+from stratafl.base.plotting import METHODS, LineStyle, line_styles
 from stratafl.runs import StoredRun, format, read_run
-from stratafl.runs.curves import ABSENT, Curve, MetricInfo, Points, curve_of, mean_curve, metric_infos
+from stratafl.runs.curves import ABSENT, Curve, CurveCache, MetricInfo, Points, mean_curve, metric_infos
 from stratafl.runs.format import DONE, flat_config, is_locked
 from stratafl.runs.provenance import NOT_DECISIVE, complete, files_of, identity
 from stratafl.runs.reader import ENDINGS, READ_FILES, UnreadableRun, scan, stamp_of, unpacked
 
 Flat = Mapping[str, object]
 """Config with dotted keys."""
-
-METHODS = {
-    "hfedavg": "HFedAvg",
-    "mtgc": "MTGC",
-    "local_correction": "local correction",
-    "group_correction": "group correction",
-    "scaffold": "SCAFFOLD",
-    "fedprox": "FedProx",
-    "feddyn": "FedDyn",
-    "momentum": "FedAvgM",
-    "adam": "FedAdam",
-    "yogi": "FedYogi",
-}
-"""Names of methods in papers; other methods have their own names."""
 
 METHOD, RULES, PERIODS = "method.name", "method.rules", "schedule.periods"
 SELF_EXPLANATORY = (METHOD, RULES, "model.name", "data.source", "data.partition")
@@ -197,6 +184,8 @@ class RunGroup:
     curves: list[Curve]
     """Curves of the runs."""
     mean: Curve
+    style: LineStyle
+    """Style of its line in every figure."""
 
     @property
     def seeds(self) -> list[int | str | None]:
@@ -205,21 +194,30 @@ class RunGroup:
 
 
 def group_runs(
-    runs: Sequence[StoredRun], extra_axes: Mapping[Path, Mapping[str, Points]] | None = None
+    runs: Sequence[StoredRun],
+    extra_axes: Mapping[Path, Mapping[str, Points]] | None = None,
+    cache: CurveCache | None = None,
 ) -> list[RunGroup]:
     """Group runs by their config, one per seed, in the order of the first run of each group.
 
-    extra_axes: further axes of the runs' curves.
+    extra_axes: further axes of the runs' curves. cache: curves of an earlier call.
     """
     by_identity: dict[str, list[StoredRun]] = {}
     for run in one_of_each(runs)[0]:
         by_identity.setdefault(identity(run, seed=False), []).append(run)
-    groups = list(by_identity.values())
+    groups, cache = list(by_identity.values()), cache or CurveCache()
+    styles = line_styles([method_of(group[0]) for group in groups])
     run_groups = []
-    for label, group in zip(_labels(groups), groups, strict=True):
-        curves = [curve_of(run, (extra_axes or {}).get(run.path)) for run in group]
-        run_groups.append(RunGroup(label, group, curves, mean_curve(curves)))
+    for label, group, style in zip(_labels(groups), groups, styles, strict=True):
+        curves = [cache.curve_of(run, (extra_axes or {}).get(run.path)) for run in group]
+        run_groups.append(RunGroup(label, group, curves, mean_curve(curves), style))
     return run_groups
+
+
+def method_of(run: StoredRun) -> str:
+    """Name of a run's method, or of its rules, root first."""
+    flat = flat_options(run)
+    return str(flat[METHOD]) if METHOD in flat else method_label(flat)
 
 
 def one_of_each(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], list[str]]:
@@ -257,18 +255,13 @@ def _execution_differences(runs: Sequence[StoredRun]) -> str:
     return f" ({', '.join(differences)})" if differences else ""
 
 
-def config_differences(groups: Sequence[RunGroup]) -> dict[str, list[str]]:
-    """Config keys whose values differ, each with one text per group."""
-    flats = [_config_texts(group.runs) for group in groups]
-    keys = sorted({key for flat in flats for key in flat})
-    return {key: values for key in keys if len(set(values := [flat.get(key, ABSENT) for flat in flats])) > 1}
-
-
-def common_config(groups: Sequence[RunGroup]) -> dict[str, str]:
-    """Config values that all groups have in common."""
-    differing = config_differences(groups)
-    first = _config_texts(groups[0].runs) if groups else {}
-    return {key: value for key, value in sorted(first.items()) if key not in differing}
+def split_config(runs: Sequence[StoredRun]) -> tuple[dict[str, str], list[dict[str, str]]]:
+    """Options that all runs have in common, and the other options of each run, as texts."""
+    texts = [_config_texts(run) for run in runs]
+    keys = sorted({key for config in texts for key in config})
+    differing = [key for key in keys if len({config.get(key, ABSENT) for config in texts}) > 1]
+    common = {key: texts[0][key] for key in keys if key not in differing}
+    return common, [{key: config[key] for key in differing if key in config} for config in texts]
 
 
 def _labels(groups: Sequence[Sequence[StoredRun]]) -> list[str]:
@@ -285,17 +278,12 @@ def _labels(groups: Sequence[Sequence[StoredRun]]) -> list[str]:
     ]
 
 
-def _config_texts(runs: Sequence[StoredRun]) -> dict[str, str]:
-    """Config of a group as texts: with all seeds, and the engine and precision that were used."""
-    texts = {key: _text(value) for key, value in flat_options(runs[0]).items()}
-    if SEED in texts:
-        texts[SEED] = ", ".join(_text(run.config.get(SEED)) for run in runs)
-    actual = {
-        "execution.engine": [run.engine for run in runs],
-        "execution.precision": [run.precision for run in runs],
-    }
-    texts |= {key: ", ".join(dict.fromkeys(values)) for key, values in actual.items() if all(values)}
-    return texts | {f"files.{name}": f"#{digest[:6]}" for name, digest in files_of(runs[0]).items()}
+def _config_texts(run: StoredRun) -> dict[str, str]:
+    """Config of a run as texts, with the engine and precision that were used, and its files."""
+    texts = {key: _text(value) for key, value in flat_options(run).items()}
+    used = {"execution.engine": run.engine, "execution.precision": run.precision}
+    texts |= {key: value for key, value in used.items() if value}
+    return texts | {f"files.{name}": f"#{digest[:6]}" for name, digest in files_of(run).items()}
 
 
 def _text(value: object) -> str:

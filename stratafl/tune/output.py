@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.base.files import atomic_write, csv_text, write_json
-from stratafl.base.plotting import STYLE, pyplot, save
+from stratafl.base.plotting import BLUE, FAINT, INK, QUIET, VERMILION, save, style
 from stratafl.base.statistics import MeanStd
 from stratafl.cost.pricing import BYTES, ENERGY, TIME, Unit
 from stratafl.runs.format import slug
@@ -150,7 +150,6 @@ def _best_config(result: TuningResult, network_result: NetworkResult) -> str:
 
 # -- the figure ------------------------------------------------------------------------------------
 
-GREY, BLUE, BLACK, RED = "#c3c8cf", "#0072b2", "#1b1f24", "#d55e00"
 MAX_PANELS_PER_ROW = 3
 UNITS = {"seconds": TIME, "bytes": BYTES, "joules": ENERGY}
 TITLES = {"seconds": "time", "bytes": "bytes sent", "joules": "energy", "money": "money"}
@@ -165,10 +164,10 @@ def unit_of(result: TuningResult, network: str, values: list[float]) -> Unit:
 
 def plot_frontiers(result: TuningResult, *paths: Path) -> None:
     """Write the figure of the frontiers as files of any format."""
-    plt, count = pyplot(), len(result.network_results)
+    count = len(result.network_results)
     columns = min(count, MAX_PANELS_PER_ROW)
     rows = math.ceil(count / columns)
-    with plt.rc_context(STYLE):
+    with style() as plt:
         for path in paths:
             size = (max(4.6, 3.4 * columns), 3.1 * rows + 0.55)
             figure, panels = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
@@ -194,16 +193,16 @@ def _panel(axes: Any, result: TuningResult, network_result: NetworkResult) -> No
         axes.plot(costs[rounds], values, color=colour, linewidth=width, marker=marker, markersize=3, label=label)
 
     for number, trial in enumerate(trial for trial in trials if trial.curve):
-        draw_curve(trial, GREY, 0.8, "other settings" if number == 0 else None)
+        draw_curve(trial, FAINT, 0.8, "other settings" if number == 0 else None)
     draw_curve(result.baseline, BLUE, 1.4, "as given")
     axes.step(
         [point.cost / unit.factor for point in network_result.frontier],
         [point.value for point in network_result.frontier],
-        where="post", color=BLACK, linewidth=1.4, label="frontier",
+        where="post", color=INK, linewidth=1.4, label="frontier",
     )  # fmt: skip
     for candidate, colour, name in (
         (network_result.baseline, BLUE, None),
-        (network_result.choice, RED, "choice, ± over seeds"),
+        (network_result.choice, VERMILION, "choice, ± over seeds"),
     ):
         cost = None if candidate is None else candidate.mean_cost(network, result.task.minimise)
         if cost is not None:
@@ -214,13 +213,12 @@ def _panel(axes: Any, result: TuningResult, network_result: NetworkResult) -> No
                 [cost.mean / unit.factor], [goal.value],
                 xerr=error, fmt="D", color=colour, markersize=4, capsize=2, linewidth=1, label=name, zorder=5,
             )  # fmt: skip
-    axes.axhline(goal.value, color="#5b6470", linewidth=0.6, linestyle=":")
+    axes.axhline(goal.value, color=QUIET, linewidth=0.6, linestyle=":")
     axes.set_xscale("log")
     _ticks(axes.xaxis)
     axes.set(xlabel=f"{TITLES[result.task.minimise]}, {unit.name}", ylabel=goal.metric)
     label = "" if network_result.choice is None else f"\n{network_result.choice.label}"
     axes.set_title(f"{network}{label}", loc="left", fontsize=7)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _ticks(axis: Any) -> None:

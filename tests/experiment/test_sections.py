@@ -84,6 +84,7 @@ FREE: dict[str, st.SearchStrategy[Any]] = {
     "execution.device": TEXT,
     "loss": NAMES,
     "plugins": st.lists(TEXT, max_size=3),
+    "storage.tags": st.lists(TEXT.filter(bool), max_size=3),
 }
 """Values of the options that accept more than one kind."""
 PYTHON_ONLY = {"client.gradient_transforms"}
@@ -324,6 +325,7 @@ WRONG: dict[str, Any] = {
     "execution.precision": "fp8",
     "storage.checkpoint_every": -1,
     "storage.keep_state": 1,
+    "storage.tags": [1],
     "rounds": 2.5,
     "seed": "today",
     "loss": "mea",

@@ -127,6 +127,10 @@ class Page:
     def click(self, selector: str) -> None:
         self.browser.find_element("css selector", selector).click()
 
+    def choose(self, id: str, value: str) -> None:
+        """Choose an entry of a list."""
+        self.click(f'#{id} option[value="{value}"]')
+
     def press(self, selector: str, *keys: str) -> None:
         self.browser.find_element("css selector", selector).send_keys(*keys)
 

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from stratafl.base.plotting import DASHES, MAX_DISTINCT_STYLES, line_styles
+from stratafl.base.plotting import METHODS as METHOD_NAMES
 from stratafl.experiment.experiment import Experiment
 from stratafl.experiment.legacy import translated
 from stratafl.report.page_data import MAX_LEVEL_SIZE, MAX_SLIDER_STOPS, page_data
 from stratafl.runs import StoredRun, list_runs, read_run
-from stratafl.runs.curves import AXES, curve_of, mean_curve
-from stratafl.runs.groups import collect_runs, common_config, config_differences, group_names, group_runs, one_of_each
+from stratafl.runs.curves import AXES, Axis, axes_of, curve_of, mean_curve
+from stratafl.runs.groups import collect_runs, group_names, group_runs, one_of_each, split_config
 from stratafl.runs.reader import pack_runs
 from stratafl.runs.sweep import PlannedRun, table
 from tests.report.conftest import METHODS, ROUNDS, SEEDS, edit
@@ -70,6 +72,38 @@ def test_a_run_s_curve() -> None:
     assert curve.points_of("accuracy") == [(1, 0.2), (3, 0.6)]
     assert curve.last("accuracy") == 0.6
     assert curve.last("nothing") is None
+
+
+def test_curves_have_the_axes_that_their_records_have() -> None:
+    old, new = stored([0.2, 0.6], name="old"), stored([0.3, 0.7], name="new")
+    for number, record in enumerate(new.rounds, 1):
+        up, down = {"bytes_up": 10 * number}, {"bytes_down": 5 * number}
+        record |= {"clock_total": 2.5 * number, "traffic": {"10": up | down, "1": up | down, "2": up}}
+    before, after = curve_of(old), curve_of(new)
+    assert "network" not in before.x and "traffic.1" not in before.x
+    assert (after.x["network"], after.x["traffic.1"]) == ([2.5, 5.0], [15, 30])
+    assert "traffic.2" not in after.x, "one direction is not the sum"
+    assert list(mean_curve([before, after]).x) == list(AXES)
+    axes = axes_of([before, after], {"cost on x": Axis("cost on x", "money")})
+    assert list(axes) == [*AXES, "network", "traffic.1", "traffic.10", "cost on x"]
+    assert axes["traffic.1"].title == "bytes on the top link"
+
+
+def test_a_method_has_one_style_in_every_report() -> None:
+    def style(*methods: str) -> list[tuple[int, int]]:
+        runs = [stored([0.1], name=str(n), method={"name": m}, client={"lr": n + 1}) for n, m in enumerate(methods)]
+        return [group.style for group in group_runs(runs)]
+
+    mtgc, hfedavg, own = style("mtgc", "hfedavg", "z.py:own")
+    assert style("z.py:own", "scaffold", "mtgc")[::2] == [own, mtgc] and style("hfedavg") == [hfedavg]
+    first, second, other, third = style("mtgc", "mtgc", "hfedavg", "mtgc")
+    assert (first, other) == (mtgc, hfedavg)
+    assert {first.colour, second.colour, third.colour} == {mtgc.colour}
+    assert len({first.dash, second.dash, third.dash, other.dash}) == 4, "in grey, too"
+    assert len(set(line_styles(["mtgc"] * MAX_DISTINCT_STYLES))) == MAX_DISTINCT_STYLES
+    built_in = line_styles(list(METHOD_NAMES))
+    assert len(set(built_in)) == len(METHOD_NAMES)
+    assert len({each.dash for each in built_in[: len(DASHES)]}) == len(DASHES)
 
 
 def test_the_mean_goes_as_far_as_every_run() -> None:
@@ -135,9 +169,9 @@ def test_runs_of_both_formats_are_one_setting() -> None:
         run.config.clear()
         run.config.update(tables)
     (group,) = group_runs(runs)
-    assert group.seeds == [0, 1] and config_differences([group]) == {}
+    assert group.seeds == [0, 1] and split_config(runs)[1] == [{"seed": "0"}, {"seed": "1"}]
     runs[0].config["model"]["hidden"] = [16]
-    assert config_differences(group_runs(runs)) == {"model.hidden": ["[16]", "[8]"], "seed": ["0", "1"]}
+    assert split_config(runs)[1] == [{"model.hidden": "[16]", "seed": "0"}, {"model.hidden": "[8]", "seed": "1"}]
 
 
 def flat(method: str = "mtgc", **more: object) -> dict[str, object]:
@@ -206,9 +240,9 @@ def test_differences_and_what_is_shared() -> None:
         stored([0.1], 1, "a", client={"lr": 0.1}),
         stored([0.1], 0, "b", client={"lr": 0.2}),
     ]
-    result = group_runs(runs)
-    assert config_differences(result) == {"client.lr": ["0.1", "0.2"], "seed": ["0, 1", "0"]}
-    common = common_config(result)
+    common, own = split_config(runs)
+    assert [config["client.lr"] for config in own] == ["0.1", "0.1", "0.2"]
+    assert [config["seed"] for config in own] == ["0", "1", "0"] and set(own[0]) == {"client.lr", "seed"}
     assert (common["client.clip_norm"], common["client.batch_size"], common["method.name"]) == ("—", "32", "mtgc")
 
 
@@ -221,7 +255,8 @@ def test_payload_of_real_runs(runs: Path) -> None:
     json.dumps(data, allow_nan=False)
     assert [each["label"] for each in data["settings"]] == list(METHODS)
     assert [[run["seed"] for run in each["runs"]] for each in data["settings"]] == [list(SEEDS)] * 2
-    assert data["differences"] == {"method.name": list(METHODS.values())}
+    configs = [[run["config"] for run in each["runs"]] for each in data["settings"]]
+    assert configs == [[{"method.name": m, "seed": str(s)} for s in SEEDS] for m in METHODS.values()]
     # two seeds are two splits, each shared by both methods
     assert [tree["runs"] for tree in data["trees"]] == [[f"{name}, seed {seed}" for name in METHODS] for seed in SEEDS]
     assert (data["metric"], data["targets"]["accuracy"]) == ("accuracy", [0.5])
@@ -235,7 +270,8 @@ def test_payload_of_real_runs(runs: Path) -> None:
     ("depths", "titles"),
     [
         ([1], ["Root", "Clients"]),
-        ([3], ["Root", "Groups", "Level 2", "Clients"]),
+        ([2], ["Root", "Groups", "Clients"]),
+        ([3], ["Root", "Level 1", "Level 2", "Level 3: clients"]),
         ([1, 2], ["Root", "Level 1", "Level 2"]),
         ([], ["Root"]),
     ],
@@ -403,7 +439,7 @@ def test_runs_of_another_version_of_a_file_are_another_setting() -> None:
     )
     result = group_runs([old, new])
     assert len(result) == 2 and len({each.label for each in result}) == 2
-    assert config_differences(result) == {"files.rule.py": ["#aa", "#bb"]}
+    assert split_config([old, new])[1] == [{"files.rule.py": "#aa"}, {"files.rule.py": "#bb"}]
     moved = again(new, "id-cc", config={"plugins": ["/srv/rule.py"]}, files={"/srv/rule.py": "bb"})
     assert len(group_runs([new, moved])[0].runs) == 1, "where a file lies is no difference"
 

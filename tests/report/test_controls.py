@@ -137,7 +137,7 @@ def test_bars_show_what_a_target_costs(page: Page, report: Path) -> None:
     page.open(report)
     page.js("chooseTargets('5')")
     costs = page.js("state.data.settings.map((setting) => costOf(setting, metricOf('accuracy'), 0.05, 'bytes'))")
-    page.click('#cost [data-value="bytes"]')
+    page.choose("cost", "bytes")
     row = "[row.querySelector('.bar-name').title, row.querySelector('.fill').getBoundingClientRect().width]"
     widths = page.js(f"[...document.querySelectorAll('.bar-row')].map((row) => {row})")
     assert [name for name, _ in widths] == [
@@ -263,3 +263,73 @@ def test_a_chart_is_saved_as_a_file_that_stands_alone(page: Page, report: Path) 
     saved = page.js("window.saved")["curve-loss.svg"]
     assert saved.startswith("<svg") and "var(" not in saved and "test" not in saved.lower()[:4]
     assert saved.count('class="line"') == len(METHODS)
+
+
+def shown_runs(page: Page) -> list[str]:
+    """Titles of the rows of the table of runs that are not filtered out."""
+    rows = "[...document.querySelectorAll('#run-list tbody tr')].filter((row) => !row.hidden)"
+    return page.js(f"{rows}.map((row) => row.querySelector('.lead span').textContent)")
+
+
+def test_runs_are_filtered_by_words_and_by_column(page: Page, copied: Path, tmp_path: Path) -> None:
+    for number, folder in enumerate(sorted(copied.iterdir())):
+        tags = ["base", f"lot{number}"]
+        edit(folder / "run.json", lambda values, tags=tags: values["config"].update(storage={"tags": tags}))
+    page.open(write(copied, tmp_path / "report.html"))
+    runs = [f"{name}, seed {seed}" for name in METHODS for seed in (0, 1)]
+    heads = page.js("[...document.querySelectorAll('#run-list thead button')].map((b) => b.firstChild.textContent)")
+    assert heads[:6] == ["run", "tags", "method", "seed", "status", "rounds"] and "bytes on the top link" in heads
+    assert sorted(shown_runs(page)) == runs and page.text("run-count") == "4 runs"
+    page.press("#run-filter", "mtgc DONE base")
+    assert shown_runs(page) == runs[2:] and page.text("run-count") == "2 of 4 runs"
+    page.press("#run-list [data-column=seed]", ">=1")
+    assert shown_runs(page) == runs[3:]
+    page.js("drawAll()")  # as when new rounds come in
+    assert page.js("document.activeElement.dataset.column") == "seed" and shown_runs(page) == runs[3:]
+    page.browser.find_element("css selector", "#run-filter").clear()
+    page.press("#run-list [data-column=seed]", "\b\b\b")
+    page.press("#run-list [data-column=tags]", "=base, lot2")
+    assert len(shown_runs(page)) == 1
+    page.press("#run-list [data-column=status]", "<5")
+    assert shown_runs(page) == [], "a text is no number"
+    assert page.errors() == []
+
+
+def test_configs_of_chosen_runs_stand_side_by_side(page: Page, report: Path) -> None:
+    page.open(report)
+    table = "[...document.querySelectorAll('#differences tr')].map((row) => [...row.cells].map((c) => c.textContent))"
+    assert page.js(table) == [["key", *METHODS], ["method.name", *METHODS.values()]]
+    for place in (0, 1):
+        page.press(f"#run-list tbody tr:nth-child({place + 1}) input", " ")
+    assert page.js(table) == [["key", "HFedAvg, seed 0", "HFedAvg, seed 1"], ["seed", "0", "1"]]
+    page.click('#compare [data-value="all"]')
+    rows = {row[0]: row[1:] for row in page.js(table)}
+    assert rows["method.name"] == ["hfedavg"] * 2 and rows["rounds"] == [str(ROUNDS)] * 2
+    assert page.js("[...document.querySelectorAll('.differing')].map((row) => row.cells[0].textContent)") == ["seed"]
+    page.click("#choose-none")
+    assert page.js(table)[0] == ["key", *METHODS] and page.js("state.chosenRuns.size") == 0
+    assert page.errors() == []
+
+
+def test_any_recorded_value_is_drawn_against_any_axis(page: Page, copied: Path, tmp_path: Path) -> None:
+    old = sorted(copied.iterdir())[:2]
+    for folder in old:
+        records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+        lines = [json.dumps({key: value for key, value in r.items() if key != "traffic"}) for r in records]
+        (folder / "rounds.jsonl").write_text("\n".join(lines) + "\n")
+    page.open(write(copied, tmp_path / "report.html"))
+    lacking = {folder.name.partition("-")[0] for folder in old}
+    assert page.text("curves-note") == ""
+    page.choose("axis", "traffic.1")
+    assert {line["label"] for line in page.drawn("curve-accuracy")} == set(METHODS) - lacking
+    assert all(name in page.text("curves-note") for name in lacking)
+    page.choose("shown", "drift.2.drift")
+    assert page.js("[...document.querySelectorAll('#curves figure')].map(({id}) => id)") == ["curve-drift.2.drift"]
+    page.choose("axis", "rounds")
+    page.choose("cost", "seconds")
+    assert page.js("document.querySelectorAll('.bar-value .quiet').length") == 0, "nobody is ahead by the wall clock"
+    alone = write(old, tmp_path / "old.html")
+    page.open(alone)
+    assert "bytes on the top link" in page.text("curves-note")
+    assert not page.js("[...document.getElementById('axis').options].some(({value}) => value.startsWith('traffic'))")
+    assert page.errors() == []

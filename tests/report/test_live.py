@@ -12,19 +12,19 @@ import pytest
 from stratafl.cost import costs
 from stratafl.metrics.objective import Goal
 from stratafl.report.page import Live
-from stratafl.runs import groups, list_runs
+from stratafl.runs import curves, groups, list_runs
 from stratafl.runs.reader import pack_runs
 from stratafl.runs.sweep import note_target
 from tests.report.conftest import ROUNDS, edit
 
 
 class Counted:
-    """The names of runs that were read, and how many were priced."""
+    """The names of runs that were read, how many were priced, and how many curves were made."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.read: list[str] = []
-        self.priced = 0
-        read_run, priced_on = groups.read_run, costs.costs
+        self.priced = self.curves = 0
+        read_run, priced_on, curve_of = groups.read_run, costs.costs, curves.curve_of
 
         def reading(path: Path) -> Any:
             self.read.append(path.name)
@@ -34,6 +34,11 @@ class Counted:
             self.priced += 1
             return priced_on(*given)
 
+        def making_a_curve(*given: Any) -> Any:
+            self.curves += 1
+            return curve_of(*given)
+
+        monkeypatch.setattr(curves, "curve_of", making_a_curve)
         monkeypatch.setattr(groups, "read_run", reading)
         monkeypatch.setattr(costs, "costs", pricing)
 
@@ -60,7 +65,9 @@ def test_only_what_changed_is_read_and_priced(copied: Path, counted: Counted) ->
         path = copied / names[1] / name
         path.write_text(path.read_text() + " \n" * (name != "rounds.jsonl"))
         path.touch()
+        made = counted.curves
         assert live.read() is not first and counted.since() == ([names[1]], 1), name
+        assert counted.curves == made + 1
 
 
 def test_neither_an_archive_nor_a_copy_is_read_again(copied: Path, tmp_path: Path, counted: Counted) -> None:

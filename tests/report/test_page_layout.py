@@ -109,10 +109,11 @@ def _odd(timeline: dict[str, Any], network: str) -> dict[str, Any]:
 
 
 CONTROLS = (
-    "#metric option", "#summary th button", "#axis button", "#view button", "#log-x", "#log-y",
-    "section:nth-of-type(2) .chips button", "#cost button", "#line-run option", "#line-network button",
+    "#metric option", "#summary th button", "#shown option", "#axis option", "#view button", "#log-x", "#log-y",
+    "section:nth-of-type(2) .chips button", "#cost option", "#line-run option", "#line-network button",
     "#line-round button", "#split option", "#colour button", "#play", "#over button", "#quantity button", "#drift-log",
-    "section:nth-of-type(5) .chips button", "details summary",
+    "section:nth-of-type(5) .chips button", "#run-list thead button", "#run-list tbody tr:nth-child(-n+3) input",
+    "#compare button", "details summary",
 )  # fmt: skip
 """Every button, option and fold of the page but the theme's and those that save a file."""
 

@@ -29,6 +29,7 @@ def test_a_page_and_figures(runs: Path, tmp_path: Path, monkeypatch, capsys) -> 
     assert shown.err == ""
     assert out.read_text().startswith("<!doctype html>")
     names = {"accuracy", "loss", "drift_drift", "drift_correction", "drift_progress", "drift_clipped", "to_target"}
+    names |= {"accuracy_by_traffic-1", "loss_by_traffic-1"}
     assert {path.stem for path in drawn.iterdir()} == names | {"summary"}
     for name in names:
         assert (drawn / f"{name}.png").read_bytes().startswith(PNG)
@@ -48,13 +49,26 @@ def test_every_axis_of_a_figure_has_its_unit_and_every_line_a_style(runs: Path, 
         "loss": "test loss",
         "drift_drift": "drift (norm of parameters)",
         "drift_clipped": "clipped steps (share)",
-        "to_target": "MB per client",
+        "to_target": "bytes per client",
+        "accuracy_by_traffic-1": "kB on the top link",
     }
     for name, unit in units.items():
         svg = drawn[f"{name}.svg"].read_text()
-        assert unit in svg and "global rounds" in svg
+        assert unit in svg and ("global rounds" in svg) == ("_by_" not in name)
     # the second of two lines is dashed, in the chart and in the legend
     assert drawn["loss.svg"].read_text().count("stroke-dasharray") >= 2
+
+
+def test_figures_and_page_are_drawn_against_chosen_axes(runs: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    page, drawn = tmp_path / "r.html", tmp_path / "figures"
+    arguments = ("report", runs, "-o", page, "--figures", drawn, "-n", "lan_wan", "--axis")
+    assert command(monkeypatch, *arguments, "traffic.2", "--axis", "seconds on lan_wan") == 0
+    curves = {path.stem for path in drawn.glob("*.svg")} - {"to_target"}
+    assert {"loss_by_traffic-2", "drift_drift_by_seconds-on-lan_wan"} <= curves and all("_by_" in c for c in curves)
+    assert '"axis":"traffic.2"' in page.read_text()
+    capsys.readouterr()
+    assert command(monkeypatch, *arguments, "trafic.2") == 2
+    assert capsys.readouterr().err.startswith("error: --axis = 'trafic.2': unknown; did you mean 'traffic.2'?")
 
 
 def test_another_metric_is_chosen_by_name(copied: Path, tmp_path: Path, monkeypatch, capsys) -> None:

@@ -11,11 +11,14 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from stratafl.report import page as page_module
 from stratafl.report.page import HOST, MAX_REQUESTS, CachedData, ReportHandler, ReportServer
 from stratafl.report.page import page as page_of
 from stratafl.report.page_data import page_data
@@ -51,6 +54,20 @@ def ask(server: ReportServer, path: str, method: str = "GET", host: str | None =
         return answer.status, answer.read()
     finally:
         connection.close()
+
+
+def test_reading_takes_a_small_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_module, "CACHE_SECONDS", 0.0)
+    reads = []
+
+    def read() -> dict[str, Any]:
+        reads.append(time.sleep(0.03))
+        return {}
+
+    cache, begin = CachedData(read), time.monotonic()
+    while time.monotonic() - begin < 0.7:
+        cache.get()
+    assert 2 <= len(reads) <= 1 + 0.7 / (0.03 + 0.03 / page_module.MAX_LOAD)
 
 
 def test_two_addresses_and_nothing_else(runs: Path) -> None:

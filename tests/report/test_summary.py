@@ -44,8 +44,8 @@ def test_the_summary_by_hand() -> None:
     cell = result["accuracy, %"].cells[0]
     assert (cell.mean, cell.deviation) == (pytest.approx(80), pytest.approx(10))
     assert [texts(result[f"rounds to {goal} %"])[0] for goal in (70, 80, 85)] == ["1.7 ± 0.6", "2.3 ± 0.6", ">3"]
-    assert result["MB per client"].cells == [SummaryCell("0.003", 0.003, 0.0)]
-    assert texts(result["s per round"]) == ["1"] and texts(result["refused"]) == ["3"]
+    assert result["MB per client"].cells == [SummaryCell("0.00300", 0.003, 0.0)]
+    assert texts(result["s per round"]) == ["1.00"] and texts(result["refused"]) == ["3"]
 
 
 def test_one_run_has_no_deviation() -> None:

@@ -127,7 +127,7 @@ const joined = (found) => found.map(([x, y]) => `${x.toFixed(1)},${y.toFixed(1)}
 
 function stroke(line, across, up, box) {
   const found = points(line, line.y, across, up, box);
-  const attributes = { class: "line", stroke: colour(line.number), "stroke-width": line.width, "stroke-dasharray": dash(line.number), "stroke-linecap": dash(line.number) === DOTS ? "round" : "butt", fill: "none", "stroke-linejoin": "round" };
+  const attributes = { class: "line", stroke: colour(line.number), "stroke-width": line.width, "stroke-dasharray": dash(line.number), fill: "none", "stroke-linejoin": "round" };
   if (!found.length) return [];
   const [x, y] = found[found.length - 1];
   const made = found.length === 1 ? [svg("circle", { class: "line", cx: x, cy: y, r: 3.5, fill: colour(line.number) })] : [svg("path", { ...attributes, d: `M${joined(found)}` })];

@@ -7,30 +7,41 @@ function lineOf(curve, name, label, number, width, dead) {
   return { label, number, width, dead, x: curve.x[state.axis], y: curve.y[name], ...(spread ? { low: edge(-1), high: edge(1) } : {}) };
 }
 
-// Everything to draw for one value: a mean with its band for each setting, or every run.
+// Everything to draw for one value: a mean with its band for each setting, or every run. What has no value on the axis is left out.
 function linesOf(name) {
   const found = [];
+  const isDrawn = (curve) => curve.y[name] && curve.x[state.axis].some((value) => value !== null);
   state.data.settings.forEach((setting, number) => {
     if (state.hidden.has(setting.label)) return;
     const isMetric = !name.startsWith("drift.");
     if (state.view === "mean") {
       const dead = setting.runs.some((run) => run.diverged !== null);
-      if (setting.mean.y[name]) found.push(lineOf(setting.mean, name, setting.label, number, 2.2, dead && isMetric));
+      if (isDrawn(setting.mean)) found.push(lineOf(setting.mean, name, setting.label, number, 2.2, dead && isMetric));
       return;
     }
     for (const run of setting.runs) {
       const label = setting.runs.length > 1 ? run.title : setting.label;
-      if (run.curve.y[name]) found.push(lineOf(run.curve, name, label, number, 1.4, run.diverged !== null && isMetric));
+      if (isDrawn(run.curve)) found.push(lineOf(run.curve, name, label, number, 1.4, run.diverged !== null && isMetric));
     }
   });
   return found;
 }
 
 function xAxis() {
-  const told = { rounds: (value) => `round ${short(value, 6)}`, steps: (value) => `${short(value, 6)} local steps`, bytes: (value) => `${bytesText(value)} per client`, seconds: (value) => `${short(value, 4)} s`, cost: (value) => short(value, 4) };
-  // an axis of a network is named after what it counts: "seconds on NAME", "cost on NAME"
-  const kind = state.axis.split(" on ")[0];
-  return { title: state.data.axes[state.axis], format: AXIS_FORMATS[kind], told: told[kind], log: state.logX, zero: !state.logX && state.axis !== "rounds", whole: state.axis === "rounds" };
+  const axis = state.data.axes[state.axis];
+  const isRounds = axis.unit === "rounds";
+  return { title: axis.title, format: AXIS_FORMATS[axis.unit], told: (value) => axisText(axis, value), log: state.logX, zero: !state.logX && !isRounds, whole: isRounds };
+}
+
+// Which settings cannot be drawn against the chosen axis, and why.
+function axisNote() {
+  const isLacking = ({ mean }) => mean.x.rounds.length && mean.x[state.axis].every((value) => value === null);
+  const lacking = state.data.settings.filter(isLacking).map(({ label }) => label);
+  const reason = "Deployed trees and runs of earlier versions do not count the bytes of each level";
+  if (state.axis.startsWith("traffic.") && lacking.length) return `${reason}: ${lacking.join("; ")} cannot be drawn here.`;
+  if (lacking.length) return `Not known on this axis: ${lacking.join("; ")}.`;
+  const isCounted = Object.keys(state.data.axes).some((name) => name.startsWith("traffic."));
+  return isCounted || !state.data.runs.some((run) => run.round) ? "" : `${reason}, so that these runs cannot be drawn against bytes on the top link.`;
 }
 
 // A row's width is shared by the cards in it, so all of them stand before the first chart is measured.
@@ -38,6 +49,8 @@ function drawCards(id, cards) {
   const host = byId(id);
   const figures = cards.map((shown) => byId(shown.id) || card(shown.id));
   for (const old of [...host.children]) if (!figures.includes(old) && old.lastChild) rooms.unobserve(old.lastChild instanceof Element ? old.lastChild : old);
+  // three charts stand in one row where it is wide, and four in two rows
+  host.dataset.charts = figures.length;
   const wanted = figures.length ? figures : [element("p", { className: "quiet", textContent: "Nothing was recorded yet." })];
   // a chart that stays where it is keeps what the pointer is doing in it
   const same = wanted.length === host.children.length && wanted.every((each, place) => host.children[place] === each);
@@ -70,37 +83,72 @@ function namesOfCurves() {
   return [...names];
 }
 
+function levelTitle(level) {
+  return state.data.levels[level]?.title ?? `Level ${level}`;
+}
+
+function metricChart(metric) {
+  return { title: metric.title, name: metric.name, yAxis: metricAxis(metric, state.logY), goals: metric.name === state.metric ? state.targets[metric.name] : [] };
+}
+
+function driftChart(level, quantity, log) {
+  const { title, unit } = state.data.quantities[quantity];
+  const yAxis = { title: `${title} (${unit})`, format: short, exact: (value) => short(value), log, zero: !log && quantity !== "cosine" };
+  const note = quantity === "drift" ? state.data.levels[level]?.note : `level ${level}`;
+  return { title: levelTitle(level), note, name: `drift.${level}.${quantity}`, yAxis };
+}
+
+function overChart(level, part, summary, metric) {
+  const spread = { title: `spread of ${metric.name}${metric.percent ? " (percentage points)" : ""}`, zero: !state.logY };
+  const yAxis = { ...metricAxis(metric, state.logY), ...(part === "spread" ? spread : {}) };
+  return { title: levelTitle(level), note: `${summary} ${metric.name} over the nodes of level ${level}`, name: `nodes.${level}.${part}.${metric.name}`, yAxis };
+}
+
+// Names such as drift.LEVEL.QUANTITY and nodes.LEVEL.SUMMARY.METRIC in their parts, in the order of the tree.
+function partsOf(beginning) {
+  return namesOfCurves().filter((name) => name.startsWith(`${beginning}.`)).map((name) => name.split("."))
+    .map(([, level, part, ...rest]) => ({ level: Number(level), part, metric: rest.join(".") })).sort((a, b) => a.level - b.level);
+}
+
+// Every value that was recorded, as a chart: the metrics, what drifts on each level, and what is known over its nodes.
+function recordedCharts() {
+  const quantities = Object.keys(state.data.quantities);
+  const drift = partsOf("drift").filter(({ part }) => quantities.includes(part)).sort((a, b) => quantities.indexOf(a.part) - quantities.indexOf(b.part));
+  const over = partsOf("nodes").filter(({ metric }) => metricOf(metric));
+  const named = (chart, text) => ({ ...chart, text, title: text });
+  return [
+    ...state.data.metrics.map((metric) => named(metricChart(metric), metric.title)),
+    ...drift.map(({ level, part }) => named(driftChart(level, part, state.logY), `${state.data.quantities[part].title}: ${levelTitle(level)}`)),
+    ...over.map(({ level, part, metric }) => named(overChart(level, part, part, metricOf(metric)), `${part} ${metric} of nodes: ${levelTitle(level)}`)),
+  ];
+}
+
 function drawCurves() {
   toggle("log-x", "logX", drawCharts);
   toggle("log-y", "logY", drawCharts);
-  drawCards("curves", state.data.metrics.map((metric) => ({
-    id: `curve-${metric.name}`, title: metric.title, name: metric.name, yAxis: metricAxis(metric, state.logY),
-    goals: metric.name === state.metric ? state.targets[metric.name] : [],
-  })));
+  const charts = recordedCharts();
+  choose("shown", { metrics: "every metric", ...Object.fromEntries(charts.map(({ name, text }) => [name, text])) }, "shown", drawCurves);
+  const shown = state.shown === "metrics" ? state.data.metrics.map(metricChart) : charts.filter(({ name }) => name === state.shown);
+  byId("curves-note").textContent = axisNote();
+  drawCards("curves", shown.map((chart) => ({ ...chart, id: `curve-${chart.name}` })));
 }
 
 function drawDrift() {
-  const found = namesOfCurves().filter((name) => name.startsWith("drift.")).map((name) => name.split("."));
-  const quantities = Object.entries(state.data.quantities).filter(([name]) => found.some((each) => each[2] === name));
+  const found = partsOf("drift");
+  const quantities = Object.entries(state.data.quantities).filter(([name]) => found.some(({ part }) => part === name));
   choice("quantity", Object.fromEntries(quantities.map(([name, { title }]) => [name, title])), "quantity", drawDrift);
   toggle("drift-log", "driftLog", drawDrift);
   byId("drift-title").parentElement.hidden = state.data.settings.length > 0 && !quantities.length && state.data.runs.some((run) => run.round);
   byId("drift-note").textContent = found.length ? NOTES[state.quantity] || "" : "";
-  const levels = found.filter((each) => each[2] === state.quantity).map((each) => Number(each[1])).sort((a, b) => a - b);
-  drawCards("drift", levels.map((level) => {
-    const { title, note } = state.data.levels[level] || { title: `Level ${level}`, note: "" };
-    const { title: what, unit } = state.data.quantities[state.quantity];
-    const yAxis = { title: `${what} (${unit})`, format: short, exact: (value) => short(value), log: state.driftLog, zero: !state.driftLog && state.quantity !== "cosine" };
-    return { id: `drift-${level}`, title, note: state.quantity === "drift" ? note : `level ${level}`, name: `drift.${level}.${state.quantity}`, yAxis };
-  }));
+  const levels = found.filter(({ part }) => part === state.quantity).map(({ level }) => level);
+  drawCards("drift", levels.map((level) => ({ ...driftChart(level, state.quantity, state.driftLog), id: `drift-${level}` })));
 }
 
 const SUMMARIES = { mean: "mean", worst: "worst", spread: "spread" };
 
 // Mean, worst and spread over the nodes of a level, of the metric that is chosen above.
 function drawOverNodes() {
-  const found = namesOfCurves().filter((name) => name.startsWith("nodes.")).map((name) => name.split("."));
-  const levels = [...new Set(found.map((each) => Number(each[1])))].sort((a, b) => a - b);
+  const levels = [...new Set(partsOf("nodes").map(({ level }) => level))];
   const metric = metricOf(state.metric);
   byId("over-title").parentElement.hidden = !levels.length || !metric;
   if (!levels.length || !metric) return;
@@ -108,11 +156,7 @@ function drawOverNodes() {
   const part = state.over === "worst" ? (metric.better === "higher" ? "lowest" : "highest") : state.over;
   byId("over-note").textContent = { mean: "Mean over the nodes of a level, each with its own model just before its parent replaces it.",
     worst: "The node of a level that does worst in a round.", spread: "Standard deviation over the nodes of a level: how unequal they are served." }[state.over];
-  const yAxis = { ...metricAxis(metric, state.logY), ...(state.over === "spread" ? { title: `spread of ${metric.name}${metric.percent ? " (percentage points)" : ""}`, zero: !state.logY } : {}) };
-  drawCards("over-nodes", levels.map((level) => ({
-    id: `over-${level}`, title: state.data.levels[level]?.title ?? `Level ${level}`, note: `${SUMMARIES[state.over]} ${metric.name} over the nodes of level ${level}`,
-    name: `nodes.${level}.${part}.${metric.name}`, yAxis,
-  })));
+  drawCards("over-nodes", levels.map((level) => ({ ...overChart(level, part, SUMMARIES[state.over], metric), id: `over-${level}` })));
 }
 
 const NOTES = {

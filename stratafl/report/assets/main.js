@@ -12,16 +12,18 @@ function drawCharts() {
 
 function drawAll() {
   const several = state.data.settings.some((setting) => setting.runs.length > 1);
-  const axes = Object.keys(state.data.axes);
-  choice("axis", Object.fromEntries(axes.map((name) => [name, name])), "axis", drawCharts);
-  choice("view", several ? { mean: "mean ± std", runs: "every run" } : { mean: "mean" }, "view", drawCharts);
+  state.axis ??= state.data.axis;
+  choose("axis", axisTitles(), "axis", drawCharts);
+  choice("view", several ? { mean: "mean ± std", runs: "every run" } : { mean: "runs" }, "view", drawCharts);
   drawNotes();
   drawSummaryControls();
   drawSummary();
   drawCharts();
   drawTimeline();
   drawTree();
-  drawConfig();
+  drawRuns();
+  drawComparison();
+  drawEnvironments();
 }
 
 function setTheme(name) {

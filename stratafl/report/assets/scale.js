@@ -30,8 +30,18 @@ function bytesText(value, digits = 3) {
 }
 
 const AXIS_FORMATS = {
-  rounds: (value) => short(value, 6), steps: (value) => short(value, 6), bytes: (value) => bytesText(value), seconds: (value) => `${short(value, 3)} s`, cost: (value) => short(value, 3),
+  rounds: (value) => short(value, 6), steps: (value) => short(value, 6), bytes: (value) => bytesText(value), seconds: (value) => `${short(value, 3)} s`, money: (value) => short(value, 3),
 };
+
+// A value of an axis as a text of its own: "round 3", "1.2 MB on the top link".
+function axisText({ title, unit }, value, digits = 4) {
+  if (unit === "bytes") return bytesText(value) + title.replace(/^bytes/, "");
+  return { rounds: `round ${short(value, 6)}`, steps: `${short(value, 6)} local steps`, seconds: `${short(value, digits)} s`, money: short(value, digits) }[unit];
+}
+
+function axisTitles() {
+  return Object.fromEntries(Object.entries(state.data.axes).map(([name, { title }]) => [name, title]));
+}
 
 function percentText(value, digits = 4) {
   return `${short(100 * value, digits)} %`;

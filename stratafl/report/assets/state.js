@@ -2,23 +2,20 @@
 // What the page shows and how; every drawing function reads from here and nothing else.
 
 const state = {
-  data: null, axis: "rounds", view: "mean", logX: false, logY: false, metric: null, targets: {}, goal: "0", cost: "rounds",
+  data: null, axis: null, shown: "metrics", view: "mean", logX: false, logY: false, metric: null, targets: {}, goal: "0", cost: "rounds",
   quantity: "drift", driftLog: false, over: "mean", sort: null, run: 0, colour: "", stop: null, node: null, nodeSort: null,
   lineRun: null, lineNetwork: null, lineRound: null, lineSort: null,
+  runSort: null, runFilter: "", columnFilters: {}, chosenRuns: new Set(), compare: "differing",
   zoom: {}, hidden: new Set(),
 };
 
-const COLOURS = 7; // as many as page.css has
-// with five styles of lines to seven colours, 35 settings look different, and any two neighbours do in grey, too
-const DOTS = "0.1 4.6";
-const DASHES = ["", "7 4", DOTS, "9 3.5 1.5 3.5", "13 4"];
-
+// The style of a setting’s method; page.css has the colours and dashes by their numbers.
 function colour(number) {
-  return `var(--c${number % COLOURS})`;
+  return `var(--c${state.data.settings[number].colour})`;
 }
 
 function dash(number) {
-  return DASHES[number % DASHES.length];
+  return `var(--d${state.data.settings[number].dash})`;
 }
 
 function theme() {
@@ -89,16 +86,30 @@ function toggle(id, key, changed) {
   };
 }
 
+// A list of which one entry is chosen. An entry that is gone falls back to the first.
+function choose(id, names, key, changed) {
+  if (!(state[key] in names)) state[key] = Object.keys(names)[0];
+  options(id, Object.entries(names), state[key]);
+  byId(id).onchange = (event) => {
+    state[key] = event.target.value;
+    changed();
+  };
+}
+
 function options(id, names, chosen) {
   const select = byId(id);
   select.replaceChildren(...names.map(([value, text]) => element("option", { value, textContent: text })));
   select.value = chosen;
 }
 
-// Columns in even steps travel as three numbers, and one run is its own mean.
+// Columns in even steps travel as three numbers, an axis that a run lacks does not travel, and one run is its own mean.
 function unpacked(data) {
   const column = (points) => (Array.isArray(points) ? points : Array.from({ length: points.count }, (_, place) => points.first + place * points.step));
-  const curve = (packed) => ({ ...packed, x: Object.fromEntries(Object.entries(packed.x).map(([name, points]) => [name, column(points)])) });
+  const curve = (packed) => {
+    const rounds = column(packed.x.rounds);
+    const lacking = rounds.map(() => null);
+    return { ...packed, x: Object.fromEntries(Object.keys(data.axes).map((name) => [name, packed.x[name] ? column(packed.x[name]) : lacking])) };
+  };
   const settings = data.settings.map((setting) => {
     const runs = setting.runs.map((run) => ({ ...run, curve: curve(run.curve) }));
     return { ...setting, runs, mean: setting.mean ? curve(setting.mean) : runs[0].curve };

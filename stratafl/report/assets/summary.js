@@ -88,27 +88,29 @@ function sortedTable(columns, { key, first, className = "", redraw, most = Infin
       return sign * (value(a) - value(b));
     });
   }
+  const marked = columns.map(bestIn);
+  const areWords = columns.map(({ cells }) => cells.every(({ text, mean }) => text === "—" || (mean ?? null) === null && !text.startsWith(">")));
   const heads = columns.map((column, place) => {
     const isChosen = column === chosen;
     const button = element("button", { type: "button", textContent: column.title });
     button.append(element("span", { className: "arrow", ariaHidden: "true", textContent: isChosen ? (state[key].down ? "▾" : "▴") : "▴" }));
     button.addEventListener("click", () => {
-      const downFirst = column.better === "higher";
+      const downFirst = column.better === "higher" || column.downFirst;
       if (!isChosen) state[key] = { title: column.title, down: downFirst };
       else state[key] = state[key].down === downFirst ? { title: column.title, down: !downFirst } : null;
       redraw();
       byId(first.host).querySelectorAll("th button")[place].focus();
     });
     const head = element("th", { scope: "col" }, button);
+    head.classList.toggle("words", areWords[place]);
     head.setAttribute("aria-sort", isChosen ? (state[key].down ? "descending" : "ascending") : "none");
     return head;
   });
-  const marked = columns.map(bestIn);
-  const rows = order.slice(0, most).map((place) => element("tr", {}, ...columns.map((column, number) => {
+  const rows = order.slice(0, most).map((place) => element("tr", { "data-place": place }, ...columns.map((column, number) => {
     const cell = column.cells[place];
-    if (number === 0) return element("th", { scope: "row", className: cell.text.length <= 40 ? "short" : "" }, ...first.lead(place), cell.text);
+    if (number === 0) return element("th", { scope: "row", className: cell.text.length <= 40 ? "short" : "" }, element("div", { className: "lead" }, ...first.lead(place), element("span", { textContent: cell.text })));
     const [value, spread] = cell.text.split(" ± ");
-    const made = element("td", { className: marked[number].has(place) ? "best" : "" }, value);
+    const made = element("td", { className: marked[number].has(place) ? "best" : areWords[number] ? "words" : "" }, value);
     if (spread !== undefined) made.append(element("span", { className: "spread", textContent: ` ± ${spread}` }));
     return made;
   })));
@@ -154,24 +156,35 @@ function chooseTargets(text) {
   drawCurves();
 }
 
-const COSTS = { rounds: "rounds", bytes: "traffic", seconds: "time" };
-const COST_TEXTS = { rounds: (value) => plural(short(value, 3), "round").replace(/^1 rounds/, "1 round"), bytes: (value) => `${bytesText(value)} per client`, seconds: (value) => `${short(value, 3)} s` };
+// The axis that only says how fast a machine was, so that no setting is the best on it.
+const WALL_CLOCK = "seconds";
 
-// How long each setting takes to the target: the soonest first, and those that did not get there last.
+// How much each setting takes to the target: the least first, and those that did not get there last.
 function drawBars() {
   const metric = metricOf(state.metric);
   const targets = metric ? state.targets[metric.name] : [];
   byId("bars-title").parentElement.hidden = !targets.length;
   if (!targets.length) return;
   choice("goal", Object.fromEntries(targets.map((target, place) => [String(place), goalText(metric, target)])), "goal", drawBars);
-  choice("cost", COSTS, "cost", drawBars);
+  choose("cost", axisTitles(), "cost", drawBars);
   const target = targets[Number(state.goal)];
-  byId("bars-note").textContent = `What it takes until ${metric.name} is ${metric.better === "higher" ? "at least" : "at most"} ${goalText(metric, target)} for the first time: mean over the runs, and a standard deviation on each side.`;
+  const isRanked = state.cost !== WALL_CLOCK;
+  const several = state.data.settings.some((setting) => setting.runs.length > 1) ? ": mean over the runs, and a standard deviation on each side where there are several" : "";
+  byId("bars-note").textContent = `What it takes until ${metric.name} is ${metric.better === "higher" ? "at least" : "at most"} ${goalText(metric, target)} for the first time${several}.${isRanked ? "" : " How fast a machine was says little about a setting, so that none is ahead here."}`;
   const found = state.data.settings.map((setting, number) => ({ setting, number, cost: costOf(setting, metric, target, state.cost) }));
-  found.sort((a, b) => (a.cost === null) - (b.cost === null) || (a.cost?.mean ?? 0) - (b.cost?.mean ?? 0));
+  if (isRanked) found.sort((a, b) => (a.cost === null) - (b.cost === null) || (a.cost?.mean ?? 0) - (b.cost?.mean ?? 0));
   const longest = Math.max(...found.map(({ cost }) => (cost ? cost.mean + (cost.deviation ?? 0) : 0)), 0) || 1;
-  const soonest = found[0]?.cost?.mean;
-  fill("bars", ...found.map(({ setting, number, cost }) => barRow(setting, number, cost, longest, soonest, () => (isMeasured(setting, metric) ? `not within ${plural(notWithin(setting, metric, target), "round")}` : "not measured"))));
+  const soonest = isRanked ? found[0]?.cost?.mean : 0;
+  const lacking = (setting) => {
+    if (!isMeasured(setting, metric)) return "not measured";
+    return costOf(setting, metric, target, "rounds") ? "not counted" : `not within ${plural(notWithin(setting, metric, target), "round")}`;
+  };
+  fill("bars", ...found.map(({ setting, number, cost }) => barRow(setting, number, cost, longest, soonest, () => lacking(setting))));
+}
+
+function costText(value) {
+  const axis = state.data.axes[state.cost];
+  return axis.unit === "rounds" ? plural(short(value, 3), "round").replace(/^1 rounds/, "1 round") : axisText(axis, value, 3);
 }
 
 function barRow(setting, number, cost, longest, soonest, lacking) {
@@ -189,5 +202,5 @@ function barRow(setting, number, cost, longest, soonest, lacking) {
   const ratio = cost && soonest > 0 && cost.mean > soonest * 1.005 ? element("span", { className: "quiet", textContent: ` ${(cost.mean / soonest).toFixed(cost.mean / soonest < 10 ? 1 : 0)}×` }) : "";
   // one that is hidden stays in its place, so that nothing below moves
   return element("div", { className: state.hidden.has(setting.label) ? "bar-row faint" : "bar-row" }, element("span", { className: "bar-name", title: setting.label }, swatch(number), element("span", { textContent: setting.label })), track,
-    element("span", { className: "bar-value" }, cost ? COST_TEXTS[state.cost](cost.mean) : lacking(), ratio));
+    element("span", { className: "bar-value" }, cost ? costText(cost.mean) : lacking(), ratio));
 }

@@ -3,8 +3,8 @@
 
 // A piece of a setting's line, with its colour and its style.
 function swatch(number) {
-  return svg("svg", { class: "swatch", width: 26, height: 10, viewBox: "0 0 26 10", "aria-hidden": "true" },
-    svg("line", { x1: 1, x2: 25, y1: 5, y2: 5, stroke: colour(number), "stroke-width": 2.6, "stroke-dasharray": dash(number), "stroke-linecap": dash(number) === DOTS ? "round" : "butt" }));
+  return svg("svg", { class: "swatch", width: 34, height: 10, viewBox: "0 0 34 10", "aria-hidden": "true" },
+    svg("line", { x1: 1, x2: 33, y1: 5, y2: 5, stroke: colour(number), "stroke-width": 2.6, "stroke-dasharray": dash(number) }));
 }
 
 function table(head, rows, className = "") {
@@ -52,15 +52,7 @@ function alone(label) {
   drawCharts();
 }
 
-function drawConfig() {
-  const labels = state.data.settings.map((setting) => setting.label);
-  const differing = Object.entries(state.data.differences);
-  fill("differences", differing.length
-    ? table(["key", ...labels], differing.map(([key, values]) => [key, ...values]), "texts")
-    : element("p", { className: "quiet", textContent: labels.length > 1 ? "The configs are the same." : "There is one setting only." }));
-  fill("shared", table(["key", "value"], Object.entries(state.data.shared), "texts"));
-  fill("run-list", table(["run", "folder", "seed", "status", "rounds"], state.data.runs.map((run) =>
-    [run.title, `${run.name} ${run.id}`, run.seed ?? "—", run.status, `${run.round} of ${run.total}`]), "texts"));
+function drawEnvironments() {
   const environments = state.data.environments;
   const keys = [...new Set(environments.flatMap((each) => Object.keys(each)))];
   fill("environments", table(["", ...environments.map((_, number) => (environments.length > 1 ? `machine ${number + 1}` : ""))],

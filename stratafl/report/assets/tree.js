@@ -95,7 +95,7 @@ function renderTree(host) {
   host.cells = [];
   levels.forEach((level, number) => {
     const y = box.top + ROW * number;
-    picture.append(side(y + ROW / 2 + 3, number === 0 ? "root" : number === levels.length - 1 && !tree.left_out.length ? "clients" : number === 1 ? "groups" : `level ${number}`));
+    picture.append(side(y + ROW / 2 + 3, number === 0 ? "root" : number === levels.length - 1 && !tree.left_out.length ? "clients" : levels.length === 3 ? "groups" : `level ${number}`));
     level.names.forEach((name, node) => {
       const [from, to] = spans[number][node];
       if (from > to) return; // nothing of it is drawn below
