@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from stratafl.simulation.callbacks import tracking
     from stratafl.simulation.result import Result
     from stratafl.simulation.simulation import Simulation
+    from stratafl.sweeps.sweep import sweep
 
 # module of each public name, below this package
 _MODULES = {
@@ -91,6 +92,7 @@ _MODULES = {
     "tracking": "simulation.callbacks",
     "Result": "simulation.result",
     "Simulation": "simulation.simulation",
+    "sweep": "sweeps.sweep",
 }
 
 __all__ = [
@@ -140,6 +142,7 @@ __all__ = [
     "register",
     "scaffold",
     "simulate",
+    "sweep",
     "tracking",
     "yogi",
 ]

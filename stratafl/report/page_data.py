@@ -16,7 +16,7 @@ from stratafl.report.summary import default_targets, fixed_columns
 from stratafl.runs import StoredRun, format
 from stratafl.runs.curves import AXES, Curve, MetricInfo, Points, Target, is_metric, levels_of, plain_number, targets_of
 from stratafl.runs.groups import RunGroup, common_config, config_differences, group_runs, one_of_each, select_metric
-from stratafl.runs.sweep.plan import noted_target
+from stratafl.sweeps.grid import noted_target
 
 
 def run_remarks(run: StoredRun, curve: Curve) -> tuple[bool, list[str]]:

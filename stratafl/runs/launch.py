@@ -39,8 +39,10 @@ class Launch(RunRecorder):
         self.experiment = experiment
 
     @staticmethod
-    def new(experiment: Experiment, name: str, parent: Path, ranks: Communicator | None = None) -> Launch:
-        """Begin a run in a new folder."""
+    def new(
+        experiment: Experiment, name: str, parent: Path, ranks: Communicator | None = None, id: str | None = None
+    ) -> Launch:
+        """Begin a run in a new folder, whose id is a new one unless given."""
         ranks = Communicator() if ranks is None else ranks
         with ranks.raise_together():
             format.check_name(name)
@@ -54,7 +56,7 @@ class Launch(RunRecorder):
         folder: RunWriter | NullRunFolder = NullRunFolder()
         with ranks.raise_together():
             if ranks.is_first:
-                id = format.new_id()
+                id = format.new_id() if id is None else id
                 description = RunDescription.of(config, simulation, counts)
                 folder = RunWriter.create(parent / f"{name}-{id}", name, id, description)
         return Launch(name, experiment, simulation, folder)
