@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from stratafl.simulation.callbacks import tracking
     from stratafl.simulation.result import Result
     from stratafl.simulation.simulation import Simulation
+    from stratafl.sweeps.sweep import sweep
 
 # module of each public name, below this package
 _MODULES = {
@@ -95,6 +96,7 @@ _MODULES = {
     "tracking": "simulation.callbacks",
     "Result": "simulation.result",
     "Simulation": "simulation.simulation",
+    "sweep": "sweeps.sweep",
 }
 
 __all__ = [
@@ -147,6 +149,7 @@ __all__ = [
     "register",
     "scaffold",
     "simulate",
+    "sweep",
     "tracking",
     "yogi",
 ]

@@ -21,8 +21,9 @@ from stratafl.metrics.records import diverged, measured
 from stratafl.runs import format
 from stratafl.runs.provenance import changed_files_since
 from stratafl.runs.reader import StoredRun, list_runs
-from stratafl.runs.sweep import Outcome, run_all
-from stratafl.runs.sweep.pool import Watch, is_computed_alike
+from stratafl.sweeps import Outcome, run_all
+from stratafl.sweeps.state import is_computed_alike
+from stratafl.sweeps.sweep import Watch
 
 SETTING_UP = 120.0
 """Seconds that a run may take beside its rounds, to read data and compile kernels."""

@@ -12,8 +12,8 @@ from rich.table import Column
 
 from stratafl.base.errors import escape_control
 from stratafl.runs import format
-from stratafl.runs.sweep.pool import Event
 from stratafl.simulation.progress import cannot_rewrite_lines
+from stratafl.sweeps.sweep import Event
 
 
 class SweepDisplay:

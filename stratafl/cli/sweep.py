@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,22 +12,32 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stratafl.base.errors import InvalidInput, escape_control, join_names
-from stratafl.cli.options import TARGET_HELP, AsJson, KeepStale, Quiet, Workers
+from stratafl.cli.options import TARGET_HELP, AsJson, Changes, KeepStale, Quiet, Workers
 from stratafl.cli.tables import Column, print_table
 from stratafl.runs import format
-from stratafl.runs.reader import StoredRun, read_run
+from stratafl.runs.reader import StoredRun
 
 if TYPE_CHECKING:
     from stratafl.metrics.objective import Goal
-    from stratafl.runs.sweep import Outcome, Row
+    from stratafl.sweeps import GroupSummary, Outcome, RunState
 
 
 def sweep_command(
     file: Annotated[Path, typer.Argument(help="A TOML file; see docs/runs.md.")],
-    runs: Annotated[Path, typer.Option(help="The sweep's folder goes into this one.")] = Path("runs"),
+    change: Changes = None,
+    runs: Annotated[Path, typer.Option("--runs", "-d", help="The sweep's folder goes into this one.")] = Path("runs"),
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="The sweep's folder; RUNS/NAME unless given.")
+    ] = None,
     workers: Workers = None,
+    executor: Annotated[
+        str, typer.Option(metavar="EXECUTOR", help="Where runs execute: local, slurm, ray, or file.py:Class.")
+    ] = "local",
     target: Annotated[str | None, typer.Option(metavar="TARGET", help=f"{TARGET_HELP} Instead of the file's.")] = None,
     keep_stale: KeepStale = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say which runs are current, stale, interrupted and new; train none.")
+    ] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -34,17 +45,23 @@ def sweep_command(
     from stratafl.cli.display import SweepDisplay
     from stratafl.metrics.objective import parse_goal
     from stratafl.metrics.records import measured
-    from stratafl.runs.sweep import Plan, run_all, table
+    from stratafl.sweeps import Sweep, run_all, run_states, table
+    from stratafl.sweeps.sweep import stored_runs
 
-    plan = Plan.load(file)
+    plan = Sweep.load(file, change or ())
     goal = plan.target if target is None else parse_goal("--target", target)
-    folder = runs / plan.name
+    folder = out or runs / plan.name
+    experiments = {entry.name: entry.experiment for entry in plan.entries}
+    if dry_run:
+        _print_states(plan.name, run_states(experiments, folder, _say, keep_stale), as_json)
+        return
     with SweepDisplay(plan.name, len(plan.entries), quiet) as display:
-        experiments = {entry.name: entry.experiment for entry in plan.entries}
         # what is run again, or kept although it is stale, is no progress
         say = _say if quiet else display.say
-        outcomes = run_all(experiments, folder, workers, display.show, say, keep_stale=keep_stale, target=goal)
-    stored = {o.name: read_run(o.path) for o in outcomes if o.status == format.DONE and o.path is not None}
+        outcomes = run_all(
+            experiments, folder, workers, display.show, say, keep_stale=keep_stale, target=goal, executor=executor
+        )
+    stored = stored_runs(outcomes)
     better = {name: way for run in stored.values() for name, way in run.better.items()}
     records = [record for run in stored.values() for record in run.rounds]
     metrics = sorted(better.keys() | {name for record in records for name in measured(record)})
@@ -70,12 +87,23 @@ def sweep_command(
         raise typer.Exit(1)
 
 
+def _print_states(title: str, states: Mapping[str, RunState], as_json: bool) -> None:
+    from stratafl.sweeps import summary_line
+
+    if as_json:
+        print(json.dumps({"name": title, "runs": [state.as_dict() for state in states.values()]}))
+        return
+    for name, state in states.items():
+        print(escape_control(f"{name}: {state}"))
+    print(escape_control(summary_line(states.values())))
+
+
 def _say(text: str) -> None:
     print(escape_control(text), file=sys.stderr)
 
 
 def _print(
-    title: str, rows: list[Row], target: Goal | None, outcomes: list[Outcome], stored: dict[str, StoredRun]
+    title: str, rows: list[GroupSummary], target: Goal | None, outcomes: list[Outcome], stored: dict[str, StoredRun]
 ) -> None:
     final = f"final {rows[0].metric}" if rows else "final"
     numbers = ["done", final, *([] if target is None else [f"rounds to {target.value:g}"])]

@@ -28,7 +28,7 @@ from stratafl.report.page_data import page_data
 from stratafl.runs import StoredRun
 from stratafl.runs.curves import CurveCache
 from stratafl.runs.groups import Gatherer
-from stratafl.runs.sweep.plan import noted_target
+from stratafl.sweeps.grid import noted_target
 
 SCRIPTS = ["state", "scale", "chart", "curves", "summary", "export", "timeline", "tree", "tables", "runs", "main"]
 """Files of the page's program, in their order."""

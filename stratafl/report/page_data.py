@@ -28,7 +28,7 @@ from stratafl.runs.curves import (
     targets_of,
 )
 from stratafl.runs.groups import RunGroup, group_runs, one_of_each, select_metric, split_config
-from stratafl.runs.sweep.plan import noted_target
+from stratafl.sweeps.grid import noted_target
 
 
 def run_remarks(run: StoredRun, curve: Curve) -> tuple[bool, list[str]]:

@@ -23,8 +23,9 @@ from stratafl.runs import StoredRun, format
 from stratafl.runs.provenance import changed_files_since, essence, shorten
 from stratafl.runs.reader import read_run, scan
 from stratafl.runs.session import RunSession
-from stratafl.runs.sweep.plan import run_name
-from stratafl.runs.sweep.pool import Event, is_computed_alike
+from stratafl.sweeps.grid import run_name
+from stratafl.sweeps.state import is_computed_alike
+from stratafl.sweeps.sweep import Event
 from stratafl.tune.task import Cost, TuningTask
 
 Outcome = Literal["reached", "stopped", "never", "diverged", "failed"]

@@ -22,6 +22,7 @@ from torch import nn
 
 from stratafl.cli.main import main
 from tests.flat import simulate
+from tests.sweeps.inline import OPTION
 
 CONFIG = """
 rounds = 6
@@ -191,7 +192,7 @@ def test_a_sweep_shows_no_number_for_a_run_that_diverged(stratafl) -> None:
     Path("grid.toml").write_text(
         'config = "study.toml"\n[base]\nmodel.name = "net.py:Fragile"\n[grid]\n"client.lr" = [0.3, 0.001]\n'
     )
-    said = stratafl("sweep", "grid.toml", "--workers", 1, "-q", "--json")
+    said = stratafl("sweep", "grid.toml", "--executor", OPTION, "-q", "--json")
     assert said.code == 0, said.err
     dead, alive = json.loads(said.out)["groups"]
     assert (dead["final"], dead.get("final_text")) == (None, "diverged")

@@ -21,7 +21,7 @@ from stratafl.deploy.host import this_machine, view
 from stratafl.experiment.experiment import Experiment
 from stratafl.metrics.objective import Goal
 from stratafl.rules import registry
-from stratafl.runs.sweep.table import Row as Group
+from stratafl.sweeps.table import GroupSummary
 from tests.papers.histories import stored
 from tests.slow import slow_unless
 
@@ -96,7 +96,7 @@ def test_runs(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_sweep(width: int, capsys: pytest.CaptureFixture[str]) -> None:
     group = "method.name=local_correction,schedule.periods=[30,20],client.lr=0.025"
-    row = Group(group, 12, 10, 1, "accuracy", 0.91234, 0.00123, 9, 123.45, 1.5)
+    row = GroupSummary(group, 12, 10, 1, "accuracy", 0.91234, 0.00123, 9, 123.45, 1.5)
     sweep_module._print("a sweep", [row], Goal("accuracy", 0.8), [], {})
     check(capsys.readouterr().out, width, group, "10/12", "0.9123 ± 0.0012, 1 diverged", ">123.5", "a sweep")
 

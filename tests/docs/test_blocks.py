@@ -27,12 +27,12 @@ from stratafl.experiment.experiment import Experiment
 from stratafl.models import registry as models
 from stratafl.network.specification import Network
 from stratafl.rules import registry as rules
-from stratafl.runs.sweep import Plan
+from stratafl.sweeps import Sweep
 from tests.docs import blocks
 from tests.docs.blocks import PAGES, ROOT, Block
 
 READ = {path.relative_to(ROOT).as_posix(): blocks.read(path.read_text()) for path in PAGES}
-SLOW = ("docs/tutorial.md", "docs/runs.md")
+SLOW = ("docs/tutorial.md", "docs/runs.md", "docs/how-to/sweep.md")
 WALKED = ("docs/tutorial.md", *(name for name in READ if name.startswith("docs/own/")))
 """Pages whose commands are run, too, between their blocks."""
 PYTHON = sorted({*WALKED, *(name for name, page in READ.items() if any(b.language == "python" for b in page.blocks))})
@@ -134,7 +134,7 @@ def test_toml_is_a_config_a_sweep_a_topology_or_a_network(name: str, block: Bloc
     path.write_text(block.text)
     values = tomllib.loads(block.text)
     if "grid" in values:
-        assert Plan.load(path).entries
+        assert Sweep.load(path).entries
     elif "config" in values:
         assert DeploymentTopology.load(path).experiment
     elif "tier" in values:

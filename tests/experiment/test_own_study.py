@@ -17,9 +17,9 @@ from stratafl.experiment.experiment import Experiment
 from stratafl.experiment.loading import LabelCounts
 from stratafl.runs.reader import read_run
 from stratafl.runs.session import RunSession
-from stratafl.runs.sweep.plan import Plan
 from stratafl.simulation.build import build
 from stratafl.simulation.deployed import part_of, root_of
+from stratafl.sweeps.grid import Sweep
 from tests.experiment.conftest import LAZY, ROUNDS, config, data_of
 
 
@@ -34,7 +34,7 @@ def test_what_a_config_names_lies_beside_it(folder: Path, tmp_path: Path, monkey
     assert made.plugins == (f"{folder}/my_rule.py",)
     (folder / "sweeps").mkdir()
     (folder / "sweeps" / "sweep.toml").write_text('config = "../study.toml"\n[grid]\nseed = 2\n')
-    (entry, _) = Plan.load(folder / "sweeps" / "sweep.toml").entries
+    (entry, _) = Sweep.load(folder / "sweeps" / "sweep.toml").entries
     assert entry.experiment == made
     done = RunSession.start(made, "study", elsewhere / "runs").run()
     files = json.loads((done.path / "run.json").read_text())["inputs"]["files"]

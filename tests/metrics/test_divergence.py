@@ -30,7 +30,7 @@ from stratafl.runs import read_run
 from stratafl.runs.curves import curve_of, mean_curve
 from stratafl.runs.groups import group_runs, select_metric
 from stratafl.runs.session import RunSession
-from stratafl.runs.sweep import PlannedRun, table
+from stratafl.sweeps import SweepEntry, table
 from tests.flat import simulate
 from tests.metrics.evaluated import evaluated
 from tests.papers.histories import results, stored
@@ -177,7 +177,7 @@ def test_the_record_and_the_listing_say_when(runs: Path, monkeypatch, capsys) ->
 def test_a_sweep_tells_how_many_diverged(runs: Path) -> None:
     config = Experiment.from_table(CONFIG)
     dead, alive = of(runs, "dead"), of(runs, "alive")
-    entries = [PlannedRun("a", "one", config), PlannedRun("b", "one", config), PlannedRun("c", "two", config)]
+    entries = [SweepEntry("a", "one", config), SweepEntry("b", "one", config), SweepEntry("c", "two", config)]
     one, two = table(entries, {"a": dead, "b": alive, "c": dead}, target=Goal("accuracy", 0.9999))
     assert (one.done, one.diverged, two.diverged) == (2, 1, 1)
     assert one.final == alive.rounds[-1]["metrics"]["accuracy"] and one.final_text.endswith(", 1 diverged")
@@ -218,7 +218,7 @@ def test_an_old_record_s_accuracy_after_death_reaches_nothing() -> None:
     run = stored(config, [0.5, 0.6, 0.9, 0.9])
     for record in run.rounds[2:]:
         record["metrics"]["loss"] = NAN
-    (row,) = table([PlannedRun("a", "one", config)], {"a": run}, target=Goal("accuracy", 0.8))
+    (row,) = table([SweepEntry("a", "one", config)], {"a": run}, target=Goal("accuracy", 0.8))
     assert row.reached == 0 and row.final_text == "diverged"
     curve = curve_of(run)
     assert curve.points_of("accuracy") == [(1, 0.5), (2, 0.6)] and curve.diverged == 3

@@ -16,8 +16,8 @@ from stratafl.experiment.experiment import Experiment
 from stratafl.metrics.objective import Goal, default_metric, parse_goal, parse_goals
 from stratafl.runs import StoredRun, read_run
 from stratafl.runs.session import RunSession
-from stratafl.runs.sweep import Plan, table
 from stratafl.simulation.build import build
+from stratafl.sweeps import Sweep, table
 from tests.flat import simulate
 
 X = torch.randn(40, 3, generator=torch.Generator().manual_seed(2))
@@ -147,7 +147,7 @@ def test_a_sweep_counts_rounds_to_any_target(tmp_path: Path) -> None:
     first = next(round for round, value in enumerate(values, 1) if value <= 1.5)
 
     def rows(target: Any) -> Any:
-        plan = Plan.of({"base": CONFIG, **({} if target is None else {"target": target})}, "study")
+        plan = Sweep.of({"base": CONFIG, **({} if target is None else {"target": target})}, "study")
         return table(plan.entries, {plan.entries[0].name: run}, plan.target)[0]
 
     for target in ({"perplexity": 1.5}, "perplexity <= 1.5"):

@@ -20,8 +20,8 @@ from torch import nn
 from stratafl import InvalidInput
 from stratafl.cli.main import main
 from stratafl.experiment.experiment import Experiment, all_options
-from stratafl.runs.sweep import Plan
 from stratafl.simulation.build import build
+from stratafl.sweeps import Sweep
 from tests.flat import simulate
 from tests.slow import slow
 
@@ -173,11 +173,11 @@ def test_every_key_of_a_config_may_hold_anything(count: int) -> None:
 def test_every_key_of_a_sweep_may_hold_anything() -> None:
     sweep = tomllib.loads((EXAMPLES / "sweep.toml").read_text())
     sweep["variants"] = {"short": {"rounds": 3}, "fast": {"client": {"lr": 0.3}}}
-    assert judged(lambda: Plan.of(sweep, "study", EXAMPLES), sweep)
+    assert judged(lambda: Sweep.of(sweep, "study", EXAMPLES), sweep)
     cases = [(path, odd) for path in places(sweep) for odd in PLAIN]
     for path, odd in random.Random(3).sample(cases, 200):
         values = changed(sweep, path, odd)
-        judged(lambda: Plan.of(values, "study", EXAMPLES), (path, type(odd)))
+        judged(lambda: Sweep.of(values, "study", EXAMPLES), (path, type(odd)))
 
 
 WORDS = [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 from pathlib import Path
 
 import pytest
@@ -11,8 +9,9 @@ import pytest
 from stratafl.base.files import read_json
 from stratafl.experiment.experiment import Experiment
 from stratafl.rules import registry
-from stratafl.runs.sweep.worker import Answers, work
+from stratafl.sweeps import run_all
 from tests.commands import command
+from tests.sweeps.inline import Inline
 
 CONFIG = """
 rounds = 3
@@ -118,11 +117,8 @@ def test_a_run_folder_has_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_run_of_a_sweep_tells_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = written(tmp_path, {"net.py": MODEL.format(after=30)}, model="net.py:Net")
-    said = io.StringIO()
-    task = {"name": "a", "config": Experiment.from_toml(path).to_table(), "folder": "runs", "resume": None}
-    work(task, Answers(said))
-    *_, ended = map(json.loads, said.getvalue().splitlines())
-    assert (ended["status"], ended["reason"]) == (
+    (outcome,) = run_all({"a": Experiment.from_toml(path)}, "runs", executor=Inline())
+    assert (outcome.status, outcome.reason) == (
         "failed",
         "model 'Net': Net.forward raised ValueError: no more, in round 2",
     )

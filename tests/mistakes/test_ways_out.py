@@ -14,8 +14,8 @@ from stratafl.cli.main import app
 from tests.docs.blocks import ROOT
 from tests.test_architecture import FILES, PACKAGE
 
-OTHER_PROGRAMS = ("base/environment.py", "deploy/flower/")
-"""Places whose options are those of git and of Flower."""
+OTHER_PROGRAMS = ("base/environment.py", "deploy/flower/", "sweeps/executors.py")
+"""Places whose options are those of git, Flower and SLURM."""
 COMMANDS: click.Group = typer.main.get_command(app)  # type: ignore[assignment]
 
 

@@ -18,7 +18,7 @@ from stratafl.runs import StoredRun, list_runs, read_run
 from stratafl.runs.curves import AXES, Axis, axes_of, curve_of, mean_curve
 from stratafl.runs.groups import collect_runs, group_names, group_runs, one_of_each, split_config
 from stratafl.runs.reader import pack_runs
-from stratafl.runs.sweep import PlannedRun, table
+from stratafl.sweeps import SweepEntry, table
 from tests.report.conftest import METHODS, ROUNDS, SEEDS, edit
 
 
@@ -453,7 +453,7 @@ def test_an_archive_and_its_own_folder_are_one_run(runs: Path, tmp_path: Path) -
 
 def test_the_table_of_a_sweep_and_the_report_have_one_statistic() -> None:
     runs = [stored([value], seed, f"s{seed}") for seed, value in enumerate((0.803, 0.788, 0.81))]
-    entries = [PlannedRun(run.name, "mtgc", Experiment()) for run in runs]
+    entries = [SweepEntry(run.name, "mtgc", Experiment()) for run in runs]
     (row,) = table(entries, {run.name: run for run in runs})
     (setting,) = group_runs([*runs, again(runs[0], "id-z")])
     assert (setting.mean.y["accuracy"], setting.mean.spread["accuracy"]) == (

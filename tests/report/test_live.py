@@ -14,7 +14,7 @@ from stratafl.metrics.objective import Goal
 from stratafl.report.page import Live
 from stratafl.runs import curves, groups, list_runs
 from stratafl.runs.reader import pack_runs
-from stratafl.runs.sweep import note_target
+from stratafl.sweeps import note_target
 from tests.report.conftest import ROUNDS, edit
 
 

@@ -13,7 +13,7 @@ from stratafl.cli.main import app
 from stratafl.metrics.objective import Goal
 from stratafl.report.page_data import page_data
 from stratafl.runs.groups import collect_runs
-from stratafl.runs.sweep import note_target
+from stratafl.sweeps import note_target
 from tests.commands import command
 
 FORMS = ["0.2", "accuracy=0.2", "accuracy = .2", "accuracy >= 0.2"]

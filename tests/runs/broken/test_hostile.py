@@ -20,7 +20,7 @@ from stratafl.experiment.experiment import Experiment
 from stratafl.runs import list_runs, read_run
 from stratafl.runs.format import slug
 from stratafl.runs.session import RunSession
-from stratafl.runs.sweep import Plan
+from stratafl.sweeps import Sweep
 from tests.runs.broken.nested import changed, paths
 from tests.runs.stopped import CONFIG, stopped_after
 
@@ -237,7 +237,7 @@ def test_a_checkpoint_forged_with_good_checksums(number: int, place) -> None:
 def test_a_sweep_file_with_a_wrong_value(key: str, tmp_path: Path) -> None:
     for new in [*NASTY, {"client.lr": 1}, {"client": {"lr": []}}, {"a": {"b": {"c": [1]}}}, {"seed": 10**9}]:
         values = {"base": CONFIG, "grid": {"seed": 2}, key: new}
-        if harmless(lambda: Plan.of(values, "sweep", tmp_path)):
-            names = [entry.name for entry in Plan.of(values, "sweep", tmp_path).entries]
+        if harmless(lambda: Sweep.of(values, "sweep", tmp_path)):
+            names = [entry.name for entry in Sweep.of(values, "sweep", tmp_path).entries]
             assert all("/" not in name and not name.startswith(".") for name in names)
     assert not list(tmp_path.iterdir())

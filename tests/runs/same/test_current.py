@@ -18,8 +18,9 @@ from stratafl.runs import StoredRun, list_runs, provenance, read_run
 from stratafl.runs.format import RunLock
 from stratafl.runs.provenance import Provenance, changes, changes_since, essence, identity
 from stratafl.runs.session import RunSession
-from stratafl.runs.sweep import run_all
+from stratafl.sweeps import run_all
 from tests.commands import command
+from tests.sweeps.inline import OPTION, Inline
 
 RULE = """
 from stratafl import average, register
@@ -80,7 +81,8 @@ def done(folder: Path, name: str = "study") -> StoredRun:
 def swept(folder: Path, *changes: str, keep_stale: bool = False) -> tuple[bool, list[str]]:
     """Whether the run was done before, and what was said of it."""
     said: list[str] = []
-    (outcome,) = run_all({"a": study(folder, *changes)}, folder / "runs", 1, say=said.append, keep_stale=keep_stale)
+    experiments = {"a": study(folder, *changes)}
+    (outcome,) = run_all(experiments, folder / "runs", say=said.append, keep_stale=keep_stale, executor=Inline())
     assert outcome.status == "done", outcome
     return outcome.was_done, said
 
@@ -142,7 +144,7 @@ def test_two_sweeps_in_one_folder_are_one_too_many(project: Path) -> None:
 
 def test_the_command_says_what_it_runs_again(project: Path, monkeypatch, capsys) -> None:
     (project / "sweep.toml").write_text('config = "study.toml"\n[grid]\nseed = 1\n')
-    arguments = ["sweep", project / "sweep.toml", "--runs", project / "runs", "--workers", 1, "-q"]
+    arguments = ["sweep", project / "sweep.toml", "--runs", project / "runs", "--executor", OPTION, "-q"]
     assert command(monkeypatch, *arguments) == 0
     with (project / "rule.py").open("a") as file:
         file.write("# other\n")

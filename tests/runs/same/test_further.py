@@ -17,11 +17,12 @@ from stratafl.core.optimizer import cosine
 from stratafl.experiment.experiment import Experiment
 from stratafl.runs import read_run
 from stratafl.runs.session import RunSession, extended
-from stratafl.runs.sweep import run_all
+from stratafl.sweeps import run_all
 from tests.commands import command
 from tests.flat import client_options, simulate
 from tests.runs.conftest import contents
 from tests.runs.stopped import CONFIG
+from tests.sweeps.inline import Inline
 
 
 def study(**changes: Any) -> Simulation:
@@ -156,7 +157,7 @@ def test_a_rate_over_all_rounds_is_refused(tmp_path: Path) -> None:
 def test_a_sweep_continues_kept_runs_and_repeats_the_rest(tmp_path: Path) -> None:
     def swept(**run: Any) -> tuple[list[str], Path | None]:
         said: list[str] = []
-        (outcome,) = run_all({"a": short(**run)}, tmp_path, 1, say=said.append)
+        (outcome,) = run_all({"a": short(**run)}, tmp_path, say=said.append, executor=Inline())
         assert outcome.status == "done" and not outcome.was_done
         return said, outcome.path
 

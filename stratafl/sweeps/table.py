@@ -11,12 +11,12 @@ from stratafl.base.statistics import mean_std
 from stratafl.metrics.objective import Goal, default_metric
 from stratafl.metrics.records import measured
 from stratafl.runs.reader import StoredRun
-from stratafl.runs.sweep.plan import PlannedRun
+from stratafl.sweeps.grid import SweepEntry
 
 
 @dataclass(frozen=True)
-class Row:
-    """Row of a group of runs that differ only in their seed."""
+class GroupSummary:
+    """Summary of a group of runs that differ only in their seed."""
 
     group: str
     runs: int
@@ -56,11 +56,17 @@ class Row:
             return f">{self.rounds:g}" if self.reached == 0 else f">{self.rounds:.1f}"
         return _text(self.rounds, self.rounds_deviation, 1)
 
+    def __str__(self) -> str:
+        rounds = f", {self.rounds_text} rounds to the target" if self.rounds is not None else ""
+        return f"{self.group}: {self.done}/{self.runs} done, final {self.metric} {self.final_text or 'none'}{rounds}"
+
     def as_dict(self) -> dict[str, Any]:
         return {**vars(self), "final_text": self.final_text, "rounds_text": self.rounds_text}
 
 
-def table(entries: Sequence[PlannedRun], stored: Mapping[str, StoredRun], target: Goal | None = None) -> list[Row]:
+def table(
+    entries: Sequence[SweepEntry], stored: Mapping[str, StoredRun], target: Goal | None = None
+) -> list[GroupSummary]:
     """Create a row per group, in the order of the entries. stored: finished runs by name."""
     groups = dict.fromkeys(entry.group for entry in entries)
     seen = {name for run in stored.values() for record in run.rounds for name in measured(record)}
@@ -69,8 +75,8 @@ def table(entries: Sequence[PlannedRun], stored: Mapping[str, StoredRun], target
 
 
 def _row(
-    group: str, entries: Sequence[PlannedRun], stored: Mapping[str, StoredRun], metric: str, target: Goal | None
-) -> Row:
+    group: str, entries: Sequence[SweepEntry], stored: Mapping[str, StoredRun], metric: str, target: Goal | None
+) -> GroupSummary:
     runs = [stored[entry.name] for entry in entries if entry.name in stored]
     alive = [run for run in runs if run.diverged is None]
     finals = [values[-1] for values in (_values(run, metric)[1] for run in alive) if values]
@@ -82,7 +88,7 @@ def _row(
             rounds.append(run.round if first is None else first)
     final, final_deviation = mean_std(finals) if finals else (None, None)
     mean_rounds, rounds_deviation = mean_std(rounds) if rounds else (None, None)
-    return Row(
+    return GroupSummary(
         group=group,
         runs=len(entries),
         done=len(runs),

@@ -1,0 +1,3 @@
+from tests.runs.conftest import server
+
+__all__ = ["server"]
