@@ -23,8 +23,9 @@ demo: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks.speed
 
+# all but the deployment, whose tests are those of test-deploy
 test: $(READY)
-	$(BIN)/python -m pytest -n auto -m "not slow and not deploy"
+	$(BIN)/python -m pytest -n auto -m "not slow" --ignore tests/deploy
 
 # a file's tests share what is costly to set up, so that one process has them all
 test-slow: $(READY)

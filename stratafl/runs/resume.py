@@ -291,7 +291,7 @@ def resuming(
                 lock = RunLock(path)
                 described = format.with_moved_paths(format.read_description(path), path)
                 locked = LockedRun(path, lock, Checkpoints(path, described["id"]), described)
-                was_done = _is_done(path)
+                was_done = is_done(path)
         described, was_done = ranks.broadcast_first([described, was_done])
         yield Resumption(path, driver, ranks, say, force, described, was_done, locked)
     except BaseException:
@@ -300,7 +300,7 @@ def resuming(
         raise
 
 
-def _is_done(path: Path) -> bool:
+def is_done(path: Path) -> bool:
     """Whether a run is finished."""
     try:
         status = files.read_json(path / format.STATUS)
