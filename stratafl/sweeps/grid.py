@@ -42,7 +42,7 @@ class SweepEntry:
 
 
 @dataclass(frozen=True)
-class Axis:
+class GridAxis:
     """Line of a grid: the parts of a dotted key in a config, and its values with their labels."""
 
     keys: tuple[str, ...]
@@ -119,7 +119,7 @@ class Choice(NamedTuple):
 def _entries(
     sweep: str,
     variants: Sequence[str],
-    axes: Sequence[Axis],
+    axes: Sequence[GridAxis],
     build: Callable[[str, Sequence[Choice]], Experiment],
 ) -> list[SweepEntry]:
     """Every combination as a named experiment; raises if one has a mistake."""
@@ -141,7 +141,7 @@ def _entries(
     return entries
 
 
-def _check_change(change: str, axes: Sequence[Axis], variants: Mapping[str, Any]) -> None:
+def _check_change(change: str, axes: Sequence[GridAxis], variants: Mapping[str, Any]) -> None:
     """Raise for a change of what the grid or a variant decides, which would have no effect."""
     decided = {axis.keys: "grid" for axis in axes}
     for variant, table in variants.items():
@@ -169,7 +169,7 @@ def run_name(label: str) -> str:
     return f"{plain[: format.MAX_NAME_LENGTH - 7]}-{digest[:6]}"
 
 
-def _axes(grid: Mapping[str, Any]) -> list[Axis]:
+def _axes(grid: Mapping[str, Any]) -> list[GridAxis]:
     axes = []
     for keys, values in _leaves(grid, "grid"):
         where = ".".join(keys)
@@ -180,7 +180,7 @@ def _axes(grid: Mapping[str, Any]) -> list[Axis]:
         if not isinstance(values, list) or not values:
             raise InvalidInput(f"grid.{where}", values, "must be a list of values")
         named = [(_label(keys, _readable(keys, value, position)), value) for position, value in enumerate(values)]
-        axes.append(Axis(keys, named))
+        axes.append(GridAxis(keys, named))
     return sorted(axes, key=lambda axis: axis.keys == SEED)  # seeds vary fastest
 
 
