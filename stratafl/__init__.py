@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stratafl.core.participation import Draw
     from stratafl.core.rule import Edge, Rule, average
     from stratafl.core.schedule import SyncSchedule
-    from stratafl.cost.pricing import price
+    from stratafl.cost.pricing import cost, price
     from stratafl.experiment.experiment import Experiment, simulate
     from stratafl.experiment.sections import (
         Aggregation,
@@ -35,12 +35,14 @@ if TYPE_CHECKING:
         Tree,
     )
     from stratafl.metrics.records import RoundResult
+    from stratafl.report.reporting import report
     from stratafl.rules import adam, feddyn, fedprox, median, momentum, mtgc, scaffold, yogi
     from stratafl.rules.registry import place, register
     from stratafl.runs.trackers import MLflow, TensorBoard, WeightsAndBiases
     from stratafl.simulation.callbacks import tracking
     from stratafl.simulation.result import Result
     from stratafl.simulation.simulation import Simulation
+    from stratafl.tune.tuning import tune
 
 # module of each public name, below this package
 _MODULES = {
@@ -93,6 +95,9 @@ _MODULES = {
     "Simulation": "simulation.simulation",
 }
 
+# packages that are called like functions
+_CALLABLE = ("cost", "report", "tune")
+
 __all__ = [
     "SGD",
     "Adam",
@@ -129,6 +134,7 @@ __all__ = [
     "average",
     "clip",
     "corrections",
+    "cost",
     "decay",
     "feddyn",
     "fedprox",
@@ -138,14 +144,18 @@ __all__ = [
     "place",
     "price",
     "register",
+    "report",
     "scaffold",
     "simulate",
     "tracking",
+    "tune",
     "yogi",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _CALLABLE:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
