@@ -20,8 +20,16 @@ from stratafl.runs.reader import StoredRun, UnreadableRun, pack_runs, read_run, 
 
 runs = typer.Typer(cls=Commands, help="Stored runs: list, show, compare, export.", no_args_is_help=True)
 
-# Typer takes no lists of Literals
-Status = StrEnum("Status", [(name, name) for name in format.STATUSES])
+
+class Status(StrEnum):
+    """States of a run; an enumeration, since Typer takes no lists of Literals."""
+
+    RUNNING = format.RUNNING
+    DONE = format.DONE
+    INTERRUPTED = format.INTERRUPTED
+    FAILED = format.FAILED
+
+
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of runs.")]
 Statuses = Annotated[list[Status] | None, typer.Option("--status", help="Only those that are so; repeatable.")]
 Where = Annotated[

@@ -78,7 +78,7 @@ def test_a_notebook_becomes_a_page_with_its_pictures() -> None:
 def test_the_command_line_is_in_its_reference() -> None:
     page = loaded(DOCS / "hooks/pages.py").command_line()  # type: ignore[attr-defined]
     assert "## `stratafl run`" in page and "### `stratafl data prepare`" in page
-    assert "`--set SECTION.KEY=VALUE`" in page
+    assert "`--set, -s SECTION.KEY=VALUE`" in page and "### `stratafl cost timeline`" in page
 
 
 # -- built -----------------------------------------------------------------------------------------
