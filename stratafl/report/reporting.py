@@ -25,6 +25,8 @@ from stratafl.runs import StoredRun
 from stratafl.runs.groups import RunGroup, RunsLike, given_runs, group_runs, one_of_each, select_metric
 
 TITLE = "stratafl report"
+COUNTS = ("runs", "rounds")
+"""Columns of whole numbers."""
 
 
 @dataclass(frozen=True)
@@ -124,11 +126,11 @@ def report(
         left_out = [*unreadable, *repeated]
         for line in left_out:
             warnings.warn(f"left out: {line}", stacklevel=3)
-        is_single = isinstance(target, float | int | str | Mapping)
-        targets = None if target is None else [target] if is_single else list(target)  # type: ignore[arg-type, list-item]
-        single = isinstance(network, str | Path | Mapping | Network)
-        networks = named_networks([network] if single else list(network))  # type: ignore[list-item, arg-type]
-        comparison = compare(stored, left_out, metric, targets, networks)
+        if target is not None:
+            target = [target] if isinstance(target, float | int | str | Mapping) else list(target)
+        names = [network] if isinstance(network, str | Path | Mapping | Network) else list(network)
+        networks = named_networks(names)
+        comparison = compare(stored, left_out, metric, target, networks)
         if out is not None:
             comparison.write(Path(out), title)
         if figures is not None:
@@ -139,6 +141,8 @@ def report(
 def _values(name: str, cell: SummaryCell) -> dict[str, Any]:
     if cell.mean is None:
         return {name: cell.text}
+    if name in COUNTS:
+        return {name: int(cell.mean)}
     return {name: cell.mean} if cell.deviation is None else {name: cell.mean, f"{name}_std": cell.deviation}
 
 
