@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stratafl.core.participation import ParticipationContext
     from stratafl.core.rule import Edge, Rule, average
     from stratafl.core.schedule import SyncSchedule
-    from stratafl.cost.pricing import price
+    from stratafl.cost.pricing import cost, price
     from stratafl.experiment.experiment import Experiment, simulate
     from stratafl.experiment.sections import (
         Aggregation,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Tree,
     )
     from stratafl.metrics.records import RoundResult
+    from stratafl.report.reporting import report
     from stratafl.rules import adam, feddyn, fedprox, median, momentum, mtgc, scaffold, yogi
     from stratafl.rules.registry import place, register
     from stratafl.runs.reader import StoredRun, list_runs, load_run
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from stratafl.simulation.result import Result
     from stratafl.simulation.simulation import Simulation
     from stratafl.sweeps.sweep import sweep
+    from stratafl.tune.tuning import tune
 
 # module of each public name, below this package
 _MODULES = {
@@ -99,6 +101,9 @@ _MODULES = {
     "sweep": "sweeps.sweep",
 }
 
+# packages that are called like functions
+_CALLABLE = ("cost", "report", "tune")
+
 __all__ = [
     "SGD",
     "Adam",
@@ -136,6 +141,7 @@ __all__ = [
     "average",
     "clip",
     "corrections",
+    "cost",
     "decay",
     "feddyn",
     "fedprox",
@@ -147,15 +153,19 @@ __all__ = [
     "place",
     "price",
     "register",
+    "report",
     "scaffold",
     "simulate",
     "sweep",
     "tracking",
+    "tune",
     "yogi",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _CALLABLE:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -49,6 +49,18 @@ class InvalidInput(ValueError):
         )
 
 
+@contextmanager
+def as_arguments() -> Iterator[None]:
+    """Name the arguments of a function in errors that name the options of its command."""
+    try:
+        yield
+    except InvalidInput as problem:
+        if not problem.field.startswith("--"):
+            raise
+        name = problem.field.removeprefix("--").replace("-", "_")
+        raise type(problem)(name, problem.value, problem.allowed) from None
+
+
 class UserCodeError(InvalidInput):
     """An error raised by the user's own code; the message names the function.
 

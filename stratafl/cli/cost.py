@@ -14,7 +14,7 @@ from stratafl.base.errors import InvalidInput, escape_control
 from stratafl.base.files import atomic_write, check_writable
 from stratafl.base.validation import check_number
 from stratafl.cli.options import AsJson, Networks, RunArgument, RunsFolder, Targets
-from stratafl.cli.report import gathered
+from stratafl.cli.report import gathered, nothing_in
 from stratafl.cli.runs import find_run
 from stratafl.cli.tables import Column, print_sentence, print_table
 
@@ -63,9 +63,10 @@ def cost_command(
     _check_flops(flops_per_sample)
     for path in out or ():
         _check_out(path, (".csv", *PICTURES))
-    runs = _runs(folders or [Path("runs")])
+    places = folders or [Path("runs")]
+    runs = [run for run in gathered(places)[0] if run.rounds]
     if not runs:
-        return
+        return print("[]" if as_json else nothing_in(places))
     pricing = PriceBatch(flops_per_sample)
     found = _priced(runs, resolved(named, runs), target or (), pricing)
     _print(found, as_json)
@@ -136,14 +137,6 @@ def _check_out(path: Path, endings: Sequence[str]) -> None:
         pyplot()
     else:
         check_writable("--out", path, is_file=True)
-
-
-def _runs(places: Sequence[Path]) -> list[StoredRun]:
-    """The runs that have a round."""
-    runs = [run for run in gathered(places, "RUN")[0] if run.rounds]
-    if not runs:
-        raise InvalidInput("RUN", [str(place) for place in places], "no run in it has a round yet")
-    return runs
 
 
 def _priced(

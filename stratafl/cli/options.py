@@ -36,8 +36,16 @@ Networks = Annotated[
 RunsFolder = Annotated[Path, typer.Option("--runs", "-d", metavar="DIR", help="The folder of runs.")]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, a part of its name, or latest.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-# Typer takes no lists of Literals
-Tracker = StrEnum("Tracker", [(name, name) for name in ("tensorboard", "wandb", "mlflow")])
+
+
+class Tracker(StrEnum):
+    """Experiment trackers; an enumeration, since Typer takes no lists of Literals."""
+
+    TENSORBOARD = "tensorboard"
+    WANDB = "wandb"
+    MLFLOW = "mlflow"
+
+
 Track = Annotated[
     list[Tracker] | None,
     typer.Option(help="Tell a tracker of every round; repeatable."),

@@ -45,7 +45,7 @@ def _with_present_command(words: list[str]) -> list[str]:
             timeline = ["timeline"] if former == "price" and _has(words, "--timeline") else []
             return [*present, *timeline, *words[length:]]
     if words[:1] == ["bench"]:
-        raise InvalidInput("bench", None, "is now, in a checkout of the repository: python -m benchmarks.speed")
+        raise InvalidInput("COMMAND", "bench", "is now, in a checkout of the repository: python -m benchmarks.speed")
     if words[:1] == ["run"] and _has(words, "--resume"):
         return ["resume", *_moved_first("--resume", words[1:])]
     if words[:1] == ["runs"] and words[1:2] not in ([name] for name in (*RUNS, "--help")):

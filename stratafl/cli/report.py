@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stratafl.base.errors import InvalidInput, escape_control, join_names
-from stratafl.base.files import atomic_write
-from stratafl.cli.options import TARGET_HELP
+from stratafl.cli.options import AsJson, Networks, Targets
 from stratafl.cli.tables import Column, print_table
 
 if TYPE_CHECKING:
+    from stratafl.report.reporting import Comparison
     from stratafl.runs import StoredRun
-    from stratafl.runs.groups import RunGroup
 
 
 def report_command(
@@ -38,16 +37,8 @@ def report_command(
     metric: Annotated[
         str | None, typer.Option(help="What settings are judged by; accuracy, or what there is, unless given.")
     ] = None,
-    target: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TARGET", help=f"{TARGET_HELP} Its first round is named; repeatable."),
-    ] = None,
-    network: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--network", "-n", help="Also draw seconds, cost and a round on this network, or the runs' own; repeatable."
-        ),
-    ] = None,
+    target: Targets = None,
+    network: Networks = None,
     axis: Annotated[
         list[str] | None,
         typer.Option(
@@ -59,52 +50,55 @@ def report_command(
     title: Annotated[str, typer.Option(help="What stands above the page.")] = "stratafl report",
     watch: Annotated[bool, typer.Option("--watch", help="Serve the page live on this machine instead.")] = False,
     port: Annotated[int, typer.Option(help="For --watch; a free one unless given.", min=0, max=65535)] = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Make one page of runs that opens offline: summary, curves, drift, trees, configs."""
     from stratafl.base.plotting import pyplot
-    from stratafl.cost.pricing import network_axes
-    from stratafl.cost.workload import named_networks, resolved
-    from stratafl.report.figures import figures
-    from stratafl.report.page import page
-    from stratafl.report.page_data import page_data
-    from stratafl.runs.groups import group_runs
+    from stratafl.cost.workload import named_networks
+    from stratafl.report.reporting import check_page, compare
 
     places = folders or [Path("runs")]
     targets = _sound(target or [], metric) or None
     networks = named_networks(network or ())
-    _check_out(out)
+    check_page(out)
     if figures_folder is not None:
         pyplot()
     if watch:
         return _watch(places, targets, metric, network or [], axis or [], title, port)
-    runs, unreadable = gathered(places, "DIR")
-    extra_axes = network_axes(runs, resolved(networks, runs))
-    data = page_data(runs, targets, unreadable, metric, extra_axes, (axis or [""])[0])
-    _check_metric(data, metric)
-    with atomic_write(out, sync=False) as file:
-        file.write(page(data, title).encode())
-    goals = data["targets"].get(data["metric"], [])
-    compared = group_runs(runs, extra_axes.points)
-    _print_summary(compared, data["metric"], goals)
+    runs, left_out = gathered(places)
+    if not runs:
+        return print(json.dumps({"settings": []}) if as_json else nothing_in(places))
+    compared = compare(runs, left_out, metric, targets, networks, axis or ())
+    compared.write(out, title)
+    drawn = [] if figures_folder is None else compared.draw(figures_folder)
+    if as_json:
+        document = {"metric": compared.metric, "targets": compared.targets, "settings": compared.as_rows()}
+        print(json.dumps({**document, "report": str(out), "figures": list(map(str, drawn))}))
+        return
+    _print_summary(compared)
     print(f"report: {escape_control(out)}")
     if figures_folder is not None:
-        drawn = figures(figures_folder, compared, goals, data["metric"], axis or [], extra_axes.axes)
         print(f"figures: {len(drawn)} files in {escape_control(figures_folder)}")
 
 
-def gathered(places: Sequence[Path], field: str) -> tuple[list[StoredRun], list[str]]:
-    """The runs in some places, one at least, and what cannot be read there, which is told, as is
-    which of several runs of one seed is left out."""
+def gathered(places: Sequence[Path]) -> tuple[list[StoredRun], list[str]]:
+    """The runs in some places, and what cannot be read there, which is told, as is which of several
+    runs of one seed is left out."""
     from stratafl.runs.groups import collect_runs, one_of_each
 
+    if list(places) == [Path("runs")] and not places[0].exists():
+        return [], []
     runs, unreadable = collect_runs(places)
     runs, repeated = one_of_each(runs)
     left_out = [*unreadable, *repeated]
     for line in left_out:
         print(escape_control(f"left out: {line}"), file=sys.stderr)
-    if not runs:
-        raise InvalidInput(field, [str(place) for place in places], "no runs in it that can be read")
     return runs, left_out
+
+
+def nothing_in(places: Sequence[Path]) -> str:
+    """A sentence for places without runs."""
+    return escape_control(f"no runs in {join_names(list(map(str, places)))} yet: stratafl run CONFIG")
 
 
 def _sound(targets: list[str], metric: str | None) -> list[str]:
@@ -114,14 +108,6 @@ def _sound(targets: list[str], metric: str | None) -> list[str]:
     for each in targets:
         parse_goal("--target", each, metric or "")
     return targets
-
-
-def _check_metric(data: dict[str, Any], metric: str | None) -> None:
-    """Refuse a metric that the runs do not have."""
-    if metric is not None and data["metric"] is None:
-        raise InvalidInput(
-            "--metric", metric, f"these runs have {join_names([each['name'] for each in data['metrics']])}"
-        )
 
 
 def _watch(
@@ -148,21 +134,14 @@ def _watch(
     print("stopped")
 
 
-def _check_out(out: Path) -> None:
-    if out.is_dir() or out.suffix not in (".html", ".htm"):
-        raise InvalidInput("--out", str(out), "must be a file that ends in .html")
-    parent = out.absolute().parent
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise InvalidInput("--out", str(out), f"cannot write in {parent}")
-
-
-def _print_summary(compared: Sequence[RunGroup], metric: str | None, targets: Sequence[float]) -> None:
+def _print_summary(compared: Comparison) -> None:
     """What fits on a terminal: how good, and how soon; the page has the rest."""
     from stratafl.report.summary import columns
     from stratafl.runs.groups import select_metric
 
-    _, judged = select_metric(compared, metric)
-    first, _, _, *rest = columns(compared, [] if judged is None else [judged], judged, targets)
+    _, judged = select_metric(compared.groups, compared.metric)
+    judging = [] if judged is None else [judged]
+    first, _, _, *rest = columns(compared.groups, judging, judged, compared.targets)
     shown = [first, *(column for place, column in enumerate(rest) if place == 0 or column.title.startswith("rounds"))]
     head = [Column(column.title, right=place > 0, prose=place == 0) for place, column in enumerate(shown)]
     print_table(head, [[cell.text for cell in cells] for cells in zip(*(each.cells for each in shown), strict=True)])

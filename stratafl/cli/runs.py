@@ -20,8 +20,16 @@ from stratafl.runs.reader import StoredRun, UnreadableRun, pack_runs, read_run, 
 
 runs = typer.Typer(cls=Commands, help="Stored runs: list, show, compare, export.", no_args_is_help=True)
 
-# Typer takes no lists of Literals
-Status = StrEnum("Status", [(name, name) for name in format.STATUSES])
+
+class Status(StrEnum):
+    """States of a run; an enumeration, since Typer takes no lists of Literals."""
+
+    RUNNING = format.RUNNING
+    DONE = format.DONE
+    INTERRUPTED = format.INTERRUPTED
+    FAILED = format.FAILED
+
+
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of runs.")]
 Statuses = Annotated[list[Status] | None, typer.Option("--status", help="Only those that are so; repeatable.")]
 Where = Annotated[
@@ -95,9 +103,7 @@ def list_command(
     if chosen:
         _print_table(chosen, [rows[run.path] for run in chosen], folder)
     elif not broken:
-        filtered = bool(status or where)
-        text = f"no such runs in {folder}{absent}" if filtered else f"no runs in {folder} yet: stratafl run CONFIG"
-        print(escape_control(text))
+        print(_nothing(folder, status, where, absent))
     for each in broken:
         print(escape_control(f"unreadable: {each.reason}"))
 
@@ -158,7 +164,7 @@ def export_command(
     """Put the records of runs into one file, without models and checkpoints."""
     chosen, _, absent = _select(folder, status, where)
     if not chosen and not as_json:
-        print(escape_control(f"no such runs in {folder}{absent}: nothing was written"))
+        print(_nothing(folder, status, where, absent))
         return
     size = pack_runs(chosen, folder, file)
     if as_json:
@@ -202,6 +208,13 @@ def _select(
     chosen = [run for run in chosen if all(condition.is_met(run) for condition in conditions)]
     keys = [key for key, _, _ in conditions if all(value_of(run.config, key) is None for run in readable)]
     return chosen, broken, f": none has {', '.join(keys)}" if readable and keys else ""
+
+
+def _nothing(folder: Path, status: object, where: object, absent: str) -> str:
+    """A sentence for no runs, or for none of those asked for."""
+    if status or where:
+        return escape_control(f"no such runs in {folder}{absent}")
+    return escape_control(f"no runs in {folder} yet: stratafl run CONFIG")
 
 
 def _sorted(chosen: Sequence[StoredRun], rows: dict[Path, dict[str, Any]], key: str) -> list[StoredRun]:

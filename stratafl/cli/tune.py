@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from stratafl.base.errors import TIME_IS_OVER, InvalidInput, escape_control
+from stratafl.base.errors import TIME_IS_OVER, escape_control
 from stratafl.base.units import parse_duration
-from stratafl.base.validation import check_integer
-from stratafl.cli.options import CONFIG_FILE, TARGET_HELP, AsJson, Changes, KeepStale, Quiet
+from stratafl.cli.options import CONFIG_FILE, TARGET_HELP, AsJson, Changes, KeepStale, Quiet, shorthands
 from stratafl.cli.tables import Column, print_sentence, print_table
-from stratafl.runs import format
 
 if TYPE_CHECKING:
     from stratafl.tune.result import NetworkResult, TuningCandidate, TuningResult
-    from stratafl.tune.task import Cost, TuningTask
 
 PICTURES = ("frontier.png", "frontier.pdf")
 
@@ -62,19 +59,26 @@ def tune_command(
     """Find the periods, method and rates that reach a target at least cost on a network."""
     from stratafl.base.plotting import pyplot
     from stratafl.cli.display import SweepDisplay
-    from stratafl.tune.result import tune
+    from stratafl.experiment.experiment import TUNE, Experiment
+    from stratafl.experiment.toml import read_tables
+    from stratafl.tune.result import search_and_repeat
     from stratafl.tune.study import FINALISTS, optuna
+    from stratafl.tune.task import budgets_of
+    from stratafl.tune.tuning import default_folder, task_of
 
     optuna()
     pyplot()
-    changes = [*(change or ()), *(f"execution.{key}={each}" for key, each in
-                                  (("device", device), ("precision", precision)) if each is not None)]  # fmt: skip
-    task = _task(config, changes, search_space, network or [], target, minimize, budget or [], trials, seeds)
+    given = {"execution.device": device, "execution.precision": precision}
+    tables = read_tables(config, [*(change or ()), *shorthands(given)])
+    task = task_of(
+        Experiment.from_table(tables), search_space or tables.get(TUNE), network or [], target,
+        minimise=minimize, budgets=budgets_of(budget or []), trials=trials, seeds=seeds,
+    )  # fmt: skip
     seconds = None if time_limit is None else parse_duration("--time-limit", time_limit)
-    folder = out or Path("plans") / format.slug(config.stem)
+    folder = out or default_folder(config.stem)
     runs = 1 + task.trials + (task.seeds - 1) * (FINALISTS + 1)
     with SweepDisplay(f"tune {config.stem}", runs, quiet) as display:
-        made = tune(
+        made = search_and_repeat(
             task,
             folder,
             seconds=seconds,
@@ -104,43 +108,6 @@ def _show(made: TuningResult, folder: Path, as_json: bool) -> None:
     if not made.is_reached:
         print(escape_control(f"target not reached: {_shortfall(made)}"), file=sys.stderr)
         raise typer.Exit(1)
-
-
-def _task(
-    file: Path,
-    changes: list[str],
-    space_file: Path | None,
-    networks: list[str],
-    target: str | None,
-    minimize: Cost,
-    budgets: list[str],
-    trials: int,
-    seeds: int,
-) -> TuningTask:
-    """What is asked for, if it can be."""
-    from stratafl.experiment.experiment import TUNE, Experiment
-    from stratafl.experiment.toml import read_tables
-    from stratafl.metrics.objective import parse_goal
-    from stratafl.network.specification import network as found_network
-    from stratafl.tune.task import TuningTask, budgets_of, space_of
-
-    if not networks:
-        raise InvalidInput("--network", None, "must be given: a preset (see `stratafl list networks`) or a .toml file")
-    if target is None:
-        raise InvalidInput("--target", None, "must be given, such as 'accuracy>=0.75'")
-    limits = budgets_of(budgets)
-    goal, chosen = parse_goal("--target", target), [found_network(each) for each in networks]
-    check_integer("--trials", trials, at_least=1, at_most=10_000)
-    check_integer("--seeds", seeds, at_least=1, at_most=1000)
-    tables = read_tables(file, changes)
-    experiment = Experiment.from_table(tables)
-    searched: Any = tables.get(TUNE) if space_file is None else read_tables(space_file).get(TUNE)
-    if space_file is not None and searched is None:
-        raise InvalidInput("--search-space", space_file, "has no [tune] table")
-    if searched is not None and not isinstance(searched, dict):
-        raise InvalidInput(TUNE, searched, "must be a table")
-    rest = {"minimise": minimize, "budgets": limits, "seeds": seeds, "trials": trials}
-    return TuningTask.of(experiment, space_of(experiment, searched), chosen, goal, **rest)
 
 
 def _shortfall(made: TuningResult) -> str:

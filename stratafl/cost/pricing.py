@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,8 @@ from stratafl.base.statistics import MeanStd
 from stratafl.base.validation import check_number
 from stratafl.cost.costs import CumulativeCost, PriceableRun, PriceBatch, RunCosts
 from stratafl.cost.workload import named_networks, resolved
-from stratafl.network.specification import LARGEST, Network
+from stratafl.metrics.objective import GoalLike
+from stratafl.network.specification import LARGEST, Network, NetworkLike
 from stratafl.network.timeline import AGGREGATE, COMPUTE, DOWNLOAD, OFFLINE, PARTS, SUBTREE, UPLOAD, WAIT, Part
 from stratafl.runs import StoredRun
 from stratafl.runs.curves import (
@@ -31,7 +32,7 @@ from stratafl.runs.curves import (
     plain_number,
     targets_of,
 )
-from stratafl.runs.groups import RunGroup, collect_runs, group_runs, select_metric
+from stratafl.runs.groups import RunGroup, RunsLike, given_runs, group_runs, select_metric
 
 ALL_ROUNDS = "all rounds"
 
@@ -74,44 +75,55 @@ class GroupCosts:
         return next(milestone for milestone in self.milestones if milestone.until == until)
 
 
-def price(
-    runs: str | Path | Sequence[str | Path | StoredRun],
-    networks: str | Path | Network | Sequence[str | Path | Network],
-    targets: Sequence[str | float] = (),
+def cost(
+    runs: RunsLike = "runs",
+    network: NetworkLike | Sequence[NetworkLike] = (),
+    target: GoalLike | Sequence[GoalLike] = (),
+    *,
     flops_per_sample: float | None = None,
 ) -> list[GroupCosts]:
-    """Price stored runs under networks, afterwards: their learning does not depend on these.
+    """Compute what stored runs cost on networks; their learning does not depend on these.
 
     A run that cannot be priced is left out with a warning, unless there is no other.
 
-    runs: run folders, folders of runs, or what `read_run` returned.
-    networks: names of presets, paths of TOML files, or `Network` objects; "own" is the one in whose
-        virtual time the runs went on.
-    targets: values of metrics, such as 0.75, "accuracy=0.75" or "loss <= 0.3"; what it took to get
+    runs: run folders, folders of runs, archives, or what `read_run` returned.
+    network: the name of a preset, a TOML file, a table or a `Network`; or a list of them; "own" is
+        the one in whose virtual time the runs went on.
+    target: values of metrics, such as 0.75, "accuracy>=0.75" or "loss<=0.3"; what it took to get
         there is priced besides all rounds.
     flops_per_sample: operations of training on one sample, instead of those that were counted when
         a run was set up, which of some models they cannot be.
     """
     if flops_per_sample is not None:
         check_number("flops_per_sample", flops_per_sample, above=0, at_most=LARGEST)
-    places = [runs] if isinstance(runs, str | Path) else list(runs)
-    stored = [place for place in places if isinstance(place, StoredRun)]
-    stored += collect_runs([Path(place) for place in places if not isinstance(place, StoredRun)])[0]
-    if not stored:
-        raise InvalidInput("runs", [str(place) for place in places], "no runs in it that can be read")
-    names = [networks] if isinstance(networks, str | Path | Network) else list(networks)
-    chosen, batch = resolved(named_networks(names, "networks"), stored, "networks"), PriceBatch(flops_per_sample)
-    costs = priced(group_runs(stored), chosen, batch, targets, "targets")
+    stored = given_runs(runs)[0]
+    names = [network] if isinstance(network, str | Path | Mapping | Network) else list(network)
+    if not names:
+        raise InvalidInput("network", None, "must be given: a preset, the path of a .toml file, or tables")
+    chosen, batch = resolved(named_networks(names, "network"), stored, "network"), PriceBatch(flops_per_sample)
+    targets = [target] if isinstance(target, float | int | str | Mapping) else list(target)
+    costs = priced(group_runs(stored), chosen, batch, targets, "target")
     for line in batch.problems:
         warnings.warn(line, stacklevel=2)
     return costs
+
+
+def price(
+    runs: RunsLike,
+    networks: NetworkLike | Sequence[NetworkLike],
+    targets: Sequence[str | float] = (),
+    flops_per_sample: float | None = None,
+) -> list[GroupCosts]:
+    """Former name of `stratafl.cost`."""
+    warnings.warn("stratafl.price is now stratafl.cost", DeprecationWarning, stacklevel=2)
+    return cost(runs, networks, targets, flops_per_sample=flops_per_sample)
 
 
 def priced(
     groups: Sequence[RunGroup],
     networks: Sequence[Network],
     batch: PriceBatch,
-    targets: Sequence[str | float] = (),
+    targets: Sequence[GoalLike] = (),
     field: str = "--target",
 ) -> list[GroupCosts]:
     """Price groups of runs on networks, all groups of a network together.

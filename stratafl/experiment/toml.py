@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.base.errors import InvalidInput, describe_exception, first_line_of
-from stratafl.experiment.sections import SECTIONS
 
 SUFFIXES = (".py", ".csv", ".parquet", ".npz", ".safetensors", ".pt", ".pth", ".toml")
 """Endings of files that are read, so that one that is missing is missed beside the config."""
@@ -127,6 +126,8 @@ def put(tables: Tables, keys: Sequence[str], value: Any, where: str = "") -> Non
     for depth, key in enumerate(keys[:-1]):
         inside = table.setdefault(key, {})
         if not isinstance(inside, dict):
+            from stratafl.experiment.sections import SECTIONS  # with pydantic, which help does without
+
             section = SECTIONS.get(key) if depth == 0 else None
             inside = section.as_table(inside) if section is not None and section.SHORTHAND else inside
             if not isinstance(inside, dict):

@@ -341,6 +341,21 @@ def collect_runs(
     return list(runs.values()), list(dict.fromkeys(unreadable))
 
 
+RunsLike = str | Path | StoredRun | Sequence[str | Path | StoredRun]
+"""Run folders, folders of runs, archives of runs, or runs that were read."""
+
+
+def given_runs(runs: RunsLike) -> tuple[list[StoredRun], list[str]]:
+    """Read runs that are given by their places, at least one, and a line for each that cannot be
+    read."""
+    places = [runs] if isinstance(runs, str | Path | StoredRun) else list(runs)
+    stored = [place for place in places if isinstance(place, StoredRun)]
+    collected, unreadable = collect_runs([Path(place) for place in places if not isinstance(place, StoredRun)])
+    if not (stored or collected):
+        raise InvalidInput("runs", [str(place) for place in places], "no runs in it that can be read")
+    return stored + collected, unreadable
+
+
 class Gatherer:
     """Repeated collection: a run or an archive is read again only if it has changed, and is the
     same object otherwise."""

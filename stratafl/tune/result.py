@@ -212,7 +212,7 @@ class TimeIsOver(InvalidInput):
     exit_code = TIME_IS_OVER
 
 
-def tune(
+def search_and_repeat(
     task: TuningTask,
     folder: Path,
     *,
@@ -242,9 +242,7 @@ def tune(
             remove_tree(folder / JOURNAL)
         search = Search(task, runner, folder)
         with InterruptHandler(say) as stop:
-            return _search_and_repeat(
-                search, stop, TimeBudget(begun, seconds), lambda: write_json(folder / FILE, description)
-            )
+            return _within(search, stop, TimeBudget(begun, seconds), lambda: write_json(folder / FILE, description))
     finally:
         lock.release()
 
@@ -260,9 +258,7 @@ class TimeBudget(NamedTuple):
         return None if self.seconds is None else self.begun + share * self.seconds
 
 
-def _search_and_repeat(
-    search: Search, stop: InterruptHandler, budget: TimeBudget, store_task: Callable[[], None]
-) -> TuningResult:
+def _within(search: Search, stop: InterruptHandler, budget: TimeBudget, store_task: Callable[[], None]) -> TuningResult:
     repeated: dict[GridPoint | None, list[TuningTrial]] = {}
     interrupted, is_searched, complete = None, False, False
     try:

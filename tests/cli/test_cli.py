@@ -38,7 +38,7 @@ def every_command(group: click.Command, path: tuple[str, ...] = ()) -> list[tupl
 
 
 COMMANDS = every_command(typer.main.get_command(app))
-HEAVY = ("torch", "numpy", "pandas", "matplotlib", "safetensors", "sklearn", "flwr")
+HEAVY = ("torch", "pydantic", "numpy", "pandas", "matplotlib", "safetensors", "sklearn", "flwr")
 LOADED = """
 import atexit, json, sys
 packages = lambda: sorted({name.partition(".")[0] for name in sys.modules})

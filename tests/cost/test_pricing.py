@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from stratafl import price
+from stratafl import cost
 from stratafl.base.errors import InvalidInput
 from stratafl.cli.main import app
 from stratafl.cost.costs import PriceableRun
@@ -119,7 +119,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_settings_over_seeds(runs: Path) -> None:
-    result = price(runs, [NETWORK, "lan_wan"], ["accuracy=0.15", "loss=0.001"])
+    result = cost(runs, [NETWORK, "lan_wan"], ["accuracy=0.15", "loss=0.001"])
     assert [(each.setting, each.network) for each in result] == [
         ("HFedAvg", "ours"), ("MTGC", "ours"), ("HFedAvg", "lan_wan"), ("MTGC", "lan_wan"),
     ]  # fmt: skip
@@ -160,10 +160,10 @@ def test_the_command(runs: Path, tmp_path: Path) -> None:
 def test_an_archive_of_runs_is_as_good_as_its_folder(runs: Path, tmp_path: Path) -> None:
     packed = tmp_path / "some.tar.gz"
     pack_runs(list_runs(runs), runs, packed)
-    assert price([packed], NETWORK) == price(runs, NETWORK)
+    assert cost([packed], NETWORK) == cost(runs, NETWORK)
     (tmp_path / "no.tgz").write_bytes(b"nothing")
     with pytest.raises(InvalidInput, match="cannot be read"):
-        price([tmp_path / "no.tgz"], NETWORK)
+        cost([tmp_path / "no.tgz"], NETWORK)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_what_cannot_be_priced_gets_one_line(words: list[str], message: str, run
 @pytest.mark.parametrize("flops", [-1, 0, float("nan"), 1e300, True])
 def test_operations_from_python_are_looked_at(flops: float, runs: Path) -> None:
     with pytest.raises(InvalidInput, match=r"flops_per_sample = .*: must be a finite number above 0 and at most"):
-        price(runs, "lan_wan", flops_per_sample=flops)
+        cost(runs, "lan_wan", flops_per_sample=flops)
 
 
 def test_a_run_whose_participation_only_its_program_knows(runs: Path) -> None:
@@ -233,16 +233,16 @@ def test_a_run_that_cannot_be_priced_stops_no_other(mixed: Path) -> None:
     assert rows[0]["seconds"] == alone["seconds"]
     assert CliRunner().invoke(app, [*words, "--flops", "1e4"]).exit_code == 0
     with pytest.warns(UserWarning, match="cannot be priced on lan_wan"):
-        assert [each.network for each in price(mixed, ["lan_wan", "plato"])] == ["lan_wan", "plato", "plato"]
+        assert [each.network for each in cost(mixed, ["lan_wan", "plato"])] == ["lan_wan", "plato", "plato"]
     with pytest.raises(InvalidInput, match=rf"leaf.flops_per_sample = None: .*{own.name}"):
-        price(own.path, "lan_wan")
+        cost(own.path, "lan_wan")
 
 
 def test_of_a_settings_seeds_those_are_priced_that_can_be(runs: Path) -> None:
     stored = list_runs(runs)
     stored[1].rounds.clear()
     with pytest.warns(UserWarning, match=f"{stored[1].name} cannot be priced: .*has no round yet"):
-        result = price(stored, NETWORK)
+        result = cost(stored, NETWORK)
     assert [(each.setting, each.at("all rounds").runs) for each in result] == [("HFedAvg", 1), ("MTGC", 2)]
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from stratafl import InvalidInput, ParticipationContext, Simulation, price
+from stratafl import InvalidInput, ParticipationContext, Simulation, cost
 from stratafl.base.topology import Topology
 from stratafl.cli.main import app
 from stratafl.cost.costs import PriceableRun
@@ -266,7 +266,7 @@ def test_the_price_on_its_own_network_is_what_was_recorded(tmp_path: Path) -> No
         assert run.rounds[-1]["clock_total"] == pytest.approx(costs.up_to_round(len(run.rounds)).seconds)
         assert bool(sum(run.left_out["late"].values())) == (wait is not None)
         assert priced.recovered.notes == ()
-        (setting,) = price([run], Network.of(NETWORK))
+        (setting,) = cost([run], Network.of(NETWORK))
         assert sum(time_breakdown(setting.milestones[-1], setting.levels).values()) == pytest.approx(sum(recorded))
         for round in (1, len(recorded)):
             activities = priced.intervals(Network.of(NETWORK), round)
@@ -281,7 +281,7 @@ def test_the_price_on_its_own_network_is_what_was_recorded(tmp_path: Path) -> No
 def test_another_network_is_refused_with_the_reason(tmp_path: Path) -> None:
     run = trained(experiment(schedule={"periods": [2, 3], "wait": {"first": 2}}, **TIMED), tmp_path)
     with pytest.raises(InvalidInput, match="waited by time on ours, on which its learning depends"):
-        price([run], "plato")
+        cost([run], "plato")
     ran = CliRunner().invoke(app, ["cost", str(tmp_path), "--network", "plato"])
     assert isinstance(ran.exception, InvalidInput)
     ran = CliRunner().invoke(app, ["cost", str(tmp_path), "--network", "own", "--json"])
@@ -292,7 +292,7 @@ def test_another_network_is_refused_with_the_reason(tmp_path: Path) -> None:
     assert ran.exit_code == 0, ran.output
     assert "seconds on ours" in (tmp_path / "page.html").read_text()
     everybody = trained(experiment(**TIMED), tmp_path / "all")
-    assert price([everybody], "plato")[0].milestones[0].seconds is not None
+    assert cost([everybody], "plato")[0].milestones[0].seconds is not None
     trained(experiment(), tmp_path / "none")
     ran = CliRunner().invoke(app, ["cost", str(tmp_path), "--network", "own"])
     assert isinstance(ran.exception, InvalidInput) and "the same for all" in str(ran.exception)
@@ -300,11 +300,11 @@ def test_another_network_is_refused_with_the_reason(tmp_path: Path) -> None:
 
 def test_own_is_the_runs_network_from_python_too(tmp_path: Path) -> None:
     run = trained(experiment(schedule={"periods": [2, 3], "wait": {"first": 2}}, **TIMED), tmp_path)
-    (priced,) = price(tmp_path, "own")
-    assert priced == price([run], [Network.of(NETWORK)])[0] and priced.network == "ours"
+    (priced,) = cost(tmp_path, "own")
+    assert priced == cost([run], [Network.of(NETWORK)])[0] and priced.network == "ours"
     trained(experiment(), tmp_path / "none")
-    with pytest.raises(InvalidInput, match="networks = 'own': is for runs in the virtual time"):
-        price([tmp_path, tmp_path / "none"], ["own"])
+    with pytest.raises(InvalidInput, match="network = 'own': is for runs in the virtual time"):
+        cost([tmp_path, tmp_path / "none"], ["own"])
 
 
 def test_operations_are_counted_where_a_network_needs_them(tmp_path: Path) -> None:

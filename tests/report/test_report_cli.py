@@ -120,8 +120,6 @@ def test_a_narrow_terminal(runs: Path, tmp_path: Path, monkeypatch, capsys, colu
     ("arguments", "complaint"),
     [
         (["nowhere"], "error: folder = 'nowhere': no such folder"),
-        (["empty"], "error: DIR = ['empty']: no runs in it that can be read"),
-        ([], "error: folder = 'runs': no such folder"),
         (["empty", "-o", "page.pdf"], "error: --out = 'page.pdf': must be a file that ends in .html"),
         (["empty", "-o", "empty"], "error: --out = 'empty': must be a file that ends in .html"),
         (["empty", "-o", "none/page.html"], "cannot write in"),
@@ -136,6 +134,14 @@ def test_wrong_inputs_are_one_line(tmp_path: Path, monkeypatch, capsys, argument
     shown = capsys.readouterr()
     assert complaint in shown.err and shown.err.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+@pytest.mark.parametrize("words", [["report"], ["cost", "-n", "plato"], ["runs", "list"], ["runs", "export", "a.tgz"]])
+def test_nothing_to_show_is_a_sentence(tmp_path: Path, monkeypatch, capsys, words: list[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command(monkeypatch, *words) == 0
+    shown = capsys.readouterr()
+    assert "no runs in runs yet" in shown.out and shown.err == "" and list(tmp_path.iterdir()) == []
 
 
 def test_a_broken_run_is_named_and_left_out(copied: Path, tmp_path: Path, monkeypatch, capsys) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from stratafl import InvalidInput, price
+from stratafl import InvalidInput, cost
 from stratafl.cost.costs import PriceableRun
 from stratafl.experiment.experiment import Experiment
 from stratafl.network.messages import message_sizes, scaled_sizes
@@ -111,7 +111,7 @@ def test_a_run_of_own_data_model_and_rule_is_priced(tmp_path: Path) -> None:
     assert ready.flops == 3 * 2 * (5 * 7 + 7 * 4) and ready.recovered.notes == ()
     assert (ready.recovered.parameters, ready.recovered.buffers) == (5 * 7 + 7 + 14 + 7 * 4 + 4, 14)
     assert ready.recovered.workload.steps_N.tolist() == [3, 3, 4, 4]
-    assert price(run.path, "lan_wan")[0].at("all rounds").seconds is not None
+    assert cost(run.path, "lan_wan")[0].at("all rounds").seconds is not None
 
 
 @pytest.mark.parametrize(
@@ -167,8 +167,8 @@ def test_counting_disturbs_nothing_and_may_fail(tmp_path: Path) -> None:
     run = read_run(tmp_path / "run")
     assert run.workload["flops_per_sample"] is None
     with pytest.raises(InvalidInput, match="--flops: the operations of its model could not be counted"):
-        price([run], "lan_wan")
-    assert price([run], "lan_wan", flops_per_sample=100.0)
+        cost([run], "lan_wan")
+    assert cost([run], "lan_wan", flops_per_sample=100.0)
 
 
 def test_what_only_repeats_is_noted_once(tmp_path: Path) -> None:

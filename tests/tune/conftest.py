@@ -12,7 +12,7 @@ from stratafl.experiment.experiment import Experiment
 from stratafl.metrics.objective import parse_goal
 from stratafl.network.specification import network
 from stratafl.tune.output import write
-from stratafl.tune.result import TuningResult, tune
+from stratafl.tune.result import TuningResult, search_and_repeat
 from stratafl.tune.task import TuningTask, space_of
 
 pytest.importorskip("optuna")
@@ -72,7 +72,7 @@ def make_task(file: Path) -> TaskFactory:
 def silently(
     task: TuningTask, folder: Path, show: Callable[[Any], None] = lambda event: None, **rest: Any
 ) -> TuningResult:
-    return tune(task, folder, say=lambda text: None, show=show, **rest)
+    return search_and_repeat(task, folder, say=lambda text: None, show=show, **rest)
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ import pytest
 
 from stratafl.base.errors import InvalidInput
 from stratafl.base.signals import Interrupted
-from stratafl.cost.pricing import price
+from stratafl.cost.pricing import cost
 from stratafl.experiment.experiment import Experiment
 from stratafl.metrics.objective import parse_goal
 from stratafl.network.specification import network
@@ -25,7 +25,7 @@ from stratafl.runs.session import RunSession
 from stratafl.simulation.simulation import Simulation
 from stratafl.tune import trials
 from stratafl.tune.output import as_csv, plot_frontiers, trial_rows
-from stratafl.tune.result import TuningResult, frontier_segments, tune
+from stratafl.tune.result import TuningResult, frontier_segments, search_and_repeat
 from stratafl.tune.task import TuningTask, space_of
 from stratafl.tune.trials import last_round
 from tests.tune.conftest import CONFIG, NETWORKS, TaskFactory, silently
@@ -51,7 +51,7 @@ def test_every_trial_is_in_the_store_and_costs_what_the_table_says(tuned: Tuning
     table = list(csv.DictReader((folder / "trials.csv").read_text().splitlines()))
     assert {row["run"] for row in table} == {run.path.name for run in list_runs(folder / "runs")}
     for row in table:
-        (priced,) = price(folder / "runs" / row["run"], row["network"], [0.8])
+        (priced,) = cost(folder / "runs" / row["run"], row["network"], [0.8])
         milestone = priced.milestones[0 if row["outcome"] == "reached" else 1]
         assert milestone.seconds is not None and milestone.rounds is not None
         assert float(row["seconds"]) == pytest.approx(milestone.seconds.mean, rel=1e-12)
@@ -251,7 +251,7 @@ def test_what_failed_in_another_precision_is_tried_again(
         space = space_of(experiment, {"defaults": False, "periods": [[2], [3, 6]]})
         goal, where = parse_goal("--target", "0.01"), [network(NETWORKS[0])]
         task = TuningTask.of(experiment, space, where, goal, minimise="seconds", trials=1, seeds=1)
-        return tune(task, tmp_path, say=said.append, show=lambda event: None), said
+        return search_and_repeat(task, tmp_path, say=said.append, show=lambda event: None), said
 
     advance = Simulation.advance
 
@@ -289,7 +289,9 @@ def test_a_plan_runs_again_what_was_made_with_another_version_of_a_file(tmp_path
         task = TuningTask.of(
             experiment, space, [network("lan_wan")], parse_goal("--target", "0.99"), minimise="seconds", seeds=1
         )
-        plan = tune(task, tmp_path / "plan", keep_stale=keep_stale, say=said.append, show=lambda event: None)
+        plan = search_and_repeat(
+            task, tmp_path / "plan", keep_stale=keep_stale, say=said.append, show=lambda event: None
+        )
         return [id for id, _ in _runs(plan)], said
 
     first, _ = planned()
