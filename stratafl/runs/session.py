@@ -114,8 +114,16 @@ class RunSession:
     # -- begin or resume ---------------------------------------------------------------------------
 
     @classmethod
-    def start(cls, experiment: Experiment, name: str, parent: Path, *, ranks: Communicator | None = None) -> RunSession:
-        """Begin a run in a new folder, NAME-ID in `parent`."""
+    def start(
+        cls,
+        experiment: Experiment,
+        name: str,
+        parent: Path,
+        *,
+        ranks: Communicator | None = None,
+        id: str | None = None,
+    ) -> RunSession:
+        """Begin a run in a new folder, NAME-ID in `parent`. id: a new one unless given."""
         ranks = Communicator() if ranks is None else ranks
         with ranks.raise_together():
             format.check_name(name)
@@ -126,7 +134,7 @@ class RunSession:
         config = experiment.to_table()
         ranks.check_equal("config", config)
         ranks.check_equal("data", counts.fingerprint)
-        id = ranks.broadcast_first(format.new_id())
+        id = ranks.broadcast_first(format.new_id() if id is None else id)
         path = parent / f"{name}-{id}"
         with ranks.raise_together():
             description = RunDescription.of(config, simulation, counts)
