@@ -123,7 +123,7 @@ class RunSession:
         ranks: Communicator | None = None,
         id: str | None = None,
     ) -> RunSession:
-        """Begin a run in a new folder, NAME-ID in `parent`; the id is a new one unless given."""
+        """Begin a run in a new folder, NAME-ID in `parent`. id: a new one unless given."""
         ranks = Communicator() if ranks is None else ranks
         with ranks.raise_together():
             format.check_name(name)

@@ -347,14 +347,13 @@ def test_a_continuation_that_is_none_is_refused(tmp_path: Path, wrong: object) -
         read_run(path)
 
 
-def test_half_a_new_folder_is_never_seen(tmp_path: Path, monkeypatch) -> None:
+def test_half_a_new_folder_is_never_seen(tmp_path: Path) -> None:
     """Check that nothing of a folder is left if its creation fails."""
-    (tmp_path / "runs").mkdir()
-    monkeypatch.setattr("stratafl.runs.format.new_id", lambda: "same")
-    first = finished(tmp_path / "runs").path
+    experiment = Experiment.from_table({**CONFIG, "rounds": 2})
+    first = RunSession.start(experiment, "study", tmp_path / "runs", id="same").run().path
     with pytest.raises(InvalidInput, match="cannot be written"):
-        finished(tmp_path / "runs")
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == [first.name]
+        RunSession.start(experiment, "study", tmp_path / "runs", id="same")
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["study-same"]
     assert read_run(first).status == "done"
 
 
