@@ -88,7 +88,7 @@ def test_a_stored_run_of_data_frames_is_resumed(tmp_path: Path) -> None:
         return len(simulate(nn.Linear(2, 2), data, "2", rounds=1, save=tmp_path / "run").run().history)
 
     assert run(slice(0, 4)) == run(slice(0, 4)) == 1
-    with pytest.raises(InvalidInput, match="is no longer what this run began with: .*data"):
+    with pytest.raises(InvalidInput, match=r"is no longer what this run began with: .*data"):
         run(slice(1, 5))
 
 
