@@ -112,7 +112,9 @@ def described(value: Any, depth: int = 0) -> Any:
     if isinstance(value, SyncSchedule):
         return list(value.periods)
     if is_array(value):
-        return {"name": IN_MEMORY, "shape": list(value.shape), "sha256": digest(value)}
+        has_texts = hasattr(value, "to_csv") and np.asarray(value).dtype.kind == "O"
+        sha256 = _of_text(value.to_csv(index=False)) if has_texts else digest(value)
+        return {"name": IN_MEMORY, "shape": list(value.shape), "sha256": sha256}
     if depth > DEEPEST:
         return IN_MEMORY
     if isinstance(value, Mapping):

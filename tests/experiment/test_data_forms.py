@@ -82,6 +82,16 @@ def test_a_function_may_return_data_frames(folder: Path) -> None:
     assert data.classes == ("n", "y") and data.test is not None
 
 
+def test_a_stored_run_of_data_frames_is_resumed(tmp_path: Path) -> None:
+    def run(rows: slice) -> int:
+        data = Data([frame(), frame(rows)], columns=COLUMNS)
+        return len(simulate(nn.Linear(2, 2), data, "2", rounds=1, save=tmp_path / "run").run().history)
+
+    assert run(slice(0, 4)) == run(slice(0, 4)) == 1
+    with pytest.raises(InvalidInput, match=r"is no longer what this run began with: .*data"):
+        run(slice(1, 5))
+
+
 @pytest.mark.parametrize(
     ("source", "options", "told"),
     [
