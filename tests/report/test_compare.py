@@ -15,7 +15,7 @@ from stratafl.experiment.experiment import Experiment
 from stratafl.experiment.legacy import translated
 from stratafl.report.page_data import MAX_LEVEL_SIZE, MAX_SLIDER_STOPS, page_data
 from stratafl.runs import StoredRun, list_runs, read_run
-from stratafl.runs.curves import AXES, Axis, axes_of, curve_of, mean_curve
+from stratafl.runs.curves import AXES, CurveAxis, axes_of, curve_of, mean_curve
 from stratafl.runs.groups import collect_runs, group_names, group_runs, one_of_each, split_config
 from stratafl.runs.reader import pack_runs
 from stratafl.runs.sweep import PlannedRun, table
@@ -84,7 +84,7 @@ def test_curves_have_the_axes_that_their_records_have() -> None:
     assert (after.x["network"], after.x["traffic.1"]) == ([2.5, 5.0], [15, 30])
     assert "traffic.2" not in after.x, "one direction is not the sum"
     assert list(mean_curve([before, after]).x) == list(AXES)
-    axes = axes_of([before, after], {"cost on x": Axis("cost on x", "money")})
+    axes = axes_of([before, after], {"cost on x": CurveAxis("cost on x", "money")})
     assert list(axes) == [*AXES, "network", "traffic.1", "traffic.10", "cost on x"]
     assert axes["traffic.1"].title == "bytes on the top link"
 
