@@ -133,14 +133,16 @@ def _bytes(total: Mapping[str, Any]) -> float | None:
 def axes_of(curves: Sequence[Curve], extra_axes: Mapping[str, CurveAxis] | None = None) -> dict[str, CurveAxis]:
     """Axes against which at least one of these curves can be drawn: those of all runs, seconds on
     their own network, bytes of each level from the root down, and extra ones."""
-    names = {name for curve in curves for name in curve.x}
-    levels = sorted(int(name.removeprefix(TRAFFIC)) for name in names if name.startswith(TRAFFIC))
+    levels_of_curves = [
+        [int(name.removeprefix(TRAFFIC)) for name in curve.x if name.startswith(TRAFFIC)] for curve in curves
+    ]
+    depths = {max(levels) for levels in levels_of_curves if levels}
     axes = dict(AXES)
-    if NETWORK in names:
+    if any(NETWORK in curve.x for curve in curves):
         axes[NETWORK] = CurveAxis("seconds on the network", "seconds")
-    for level in levels:
+    for level in sorted({level for levels in levels_of_curves for level in levels}):
         link = (
-            "the top link" if level == 1 else "the clients' links" if level == levels[-1] else f"links of level {level}"
+            "the top link" if level == 1 else "the clients' links" if depths == {level} else f"links of level {level}"
         )
         axes[f"{TRAFFIC}{level}"] = CurveAxis(f"bytes on {link}", "bytes")
     return axes | dict(extra_axes or {})
