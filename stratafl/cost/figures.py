@@ -222,7 +222,7 @@ def _plot_bars(axes: Any, chart: RoundChart, lines: Sequence[Place]) -> None:
     for kind, label in ACTIVITY_LABELS.items():
         if kind in drawn:
             axes.barh(0, 0, color=ACTIVITY_COLOURS[kind], label=label)
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=7, handlelength=1.0)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7, handlelength=1.0)
     axes.set(xlabel=unit.name, xlim=(0, chart.seconds / unit.factor))
 
 
@@ -234,7 +234,7 @@ SHADES = {
     "own rounds": ("#cfe3f1", "#8ec1e3", "#4a90c2", "#1f5f8b"),
     "merging": ("#e3b8d2", PINK, "#8e3b6e", "#5c2247"),
 }
-"""Colours of tiers, from the leaves up: higher tiers are darker."""
+"""Colours of tiers, from the clients up: higher tiers are darker."""
 
 WIDTH = 7.2
 
@@ -278,7 +278,7 @@ def _panel(axes: Any, groups: Sequence[GroupCosts], names: Sequence[str], until:
     axes.set_yticks(range(len(names)), names)
     handles = [axes.barh(0, 0, color=colours[title], label=title) for title in titles]
     if handles:
-        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=7, handlelength=1.0)
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7, handlelength=1.0)
 
 
 def _colours(titles: Sequence[str]) -> dict[str, str]:
@@ -288,7 +288,7 @@ def _colours(titles: Sequence[str]) -> dict[str, str]:
         kind, _, tier = title.partition(", ")
         if kind in used:
             shades = SHADES[kind]
-            colours[title] = shades[min(tiers.index(tier), len(shades) - 1)]
+            colours[title] = shades[min(len(tiers) - 1 - tiers.index(tier), len(shades) - 1)]
     return colours
 
 

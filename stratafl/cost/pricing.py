@@ -23,8 +23,8 @@ from stratafl.network.timeline import AGGREGATE, COMPUTE, DOWNLOAD, OFFLINE, PAR
 from stratafl.runs import StoredRun
 from stratafl.runs.curves import (
     ABSENT,
-    Axis,
     Curve,
+    CurveAxis,
     Points,
     Target,
     first_round,
@@ -291,7 +291,7 @@ def cost_columns(groups: Sequence[GroupCosts]) -> list[TextColumn]:
     add("time", [milestone.seconds for _, milestone in rows], TIME)
     add("energy", [milestone.joules for _, milestone in rows], ENERGY)
     names = groups[0].levels
-    for level in reversed(range(len(names))):
+    for level in range(len(names)):
         sent = [milestone.bytes[level] if milestone.bytes else None for _, milestone in rows]
         title = names[level] if names.count(names[level]) == 1 else f"{names[level]} (level {level + 1})"
         add(title, sent, BYTES)
@@ -306,12 +306,13 @@ def _rounds_text(milestone: Milestone) -> str:
 
 
 def time_breakdown(milestone: Milestone, levels: Sequence[str]) -> dict[str, float]:
-    """Seconds by activity: sending is both directions; offline times and pauses are together."""
+    """Seconds by activity, level by level from the root: sending is both directions; offline times
+    and pauses are together."""
     seconds = {
         title: sum((value for (kind, _), value in milestone.parts.items() if kind == part), 0.0)
         for title, part in (("computing", COMPUTE), ("away", OFFLINE))
     }
-    for level in reversed(range(1, len(levels) + 1)):
+    for level in range(1, len(levels) + 1):
         name = levels[level - 1] if levels.count(levels[level - 1]) == 1 else f"{levels[level - 1]} (level {level})"
         for (kind, part_level), value in milestone.parts.items():
             if part_level == level and kind in PART_TITLES:
@@ -339,7 +340,7 @@ SECONDS, COST = "seconds on ", "cost on "
 class CostAxes:
     """Axes of curves on networks."""
 
-    axes: dict[str, Axis] = field(default_factory=dict)
+    axes: dict[str, CurveAxis] = field(default_factory=dict)
     points: dict[Path, dict[str, Points]] = field(default_factory=dict)
     """Values per round by run and axis; None where a run cannot be priced."""
     priced: dict[Path, list[tuple[PriceableRun, Network]]] = field(default_factory=dict)
@@ -353,14 +354,14 @@ def network_axes(runs: Sequence[StoredRun], networks: Sequence[Network], batch: 
 
     batch: holds the results; it may reuse those of an earlier batch.
     """
-    axes: dict[str, Axis] = {}
+    axes: dict[str, CurveAxis] = {}
     points: dict[Path, dict[str, Points]] = {run.path: {} for run in runs}
     priced_runs: dict[Path, list[tuple[PriceableRun, Network]]] = {}
     batch = PriceBatch() if batch is None else batch
     loaded = [batch.load(run) for run in runs if run.rounds] if networks else []
     for network in networks:
         seconds, cost = f"{SECONDS}{network.name}", f"{COST}{network.name}"
-        axes[seconds] = Axis(seconds, "seconds")
+        axes[seconds] = CurveAxis(seconds, "seconds")
         for run in filter(None, loaded):
             costs = batch.cost_on(run, network)
             if costs is None:
@@ -368,7 +369,7 @@ def network_axes(runs: Sequence[StoredRun], networks: Sequence[Network], batch: 
             priced_runs.setdefault(run.run.path, []).append((run, network))
             points[run.run.path][seconds] = _points(costs.seconds_R)
             if costs.money_R.any():
-                axes[cost] = Axis(f"{cost} ({network.currency})" if network.currency else cost, "money")
+                axes[cost] = CurveAxis(f"{cost} ({network.currency})" if network.currency else cost, "money")
                 points[run.run.path][cost] = _points(costs.money_R)
     return CostAxes(axes, points, priced_runs, tuple(batch.problems))
 

@@ -14,7 +14,7 @@ from stratafl.base.plotting import MAX_DISTINCT_STYLES, PALETTE, QUIET, save, st
 from stratafl.base.validation import check_choice
 from stratafl.report.page_data import QUANTITIES
 from stratafl.report.summary import as_csv, as_latex, columns
-from stratafl.runs.curves import TOP_LINK, Axis, MetricInfo, axes_of, first_round, mean_std_if_complete
+from stratafl.runs.curves import NETWORK, TOP_LINK, CurveAxis, MetricInfo, axes_of, first_round, mean_std_if_complete
 from stratafl.runs.format import slug
 from stratafl.runs.groups import RunGroup, select_metric
 
@@ -34,7 +34,7 @@ def figures(
     targets: Sequence[float] = (),
     metric: str | None = None,
     against: Sequence[str] = (),
-    extra_axes: Mapping[str, Axis] | None = None,
+    extra_axes: Mapping[str, CurveAxis] | None = None,
 ) -> list[Path]:
     """Write all figures and tables; returns their paths.
 
@@ -88,7 +88,7 @@ def _plot_curves(
     label: str,
     groups: Sequence[RunGroup],
     axis: str,
-    shown_axis: Axis,
+    shown_axis: CurveAxis,
     targets: Sequence[float] = (),
     factor: float = 1.0,
 ) -> list[Path]:
@@ -122,7 +122,7 @@ def _plot_curves(
         return _save_all(figure, stem)
 
 
-def _unit(axis: Axis, values: Sequence[float]) -> tuple[str, float]:
+def _unit(axis: CurveAxis, values: Sequence[float]) -> tuple[str, float]:
     """Title of an axis, with a unit for bytes, and the factor from its values to what is shown."""
     if axis.unit != "bytes":
         return axis.title, 1.0
@@ -131,11 +131,12 @@ def _unit(axis: Axis, values: Sequence[float]) -> tuple[str, float]:
 
 
 def _plot_time_to_target(
-    stem: Path, groups: Sequence[RunGroup], metric: MetricInfo, target: float, axes_by_name: dict[str, Axis]
+    stem: Path, groups: Sequence[RunGroup], metric: MetricInfo, target: float, axes_by_name: dict[str, CurveAxis]
 ) -> list[Path]:
     """Plot the rounds, bytes and seconds that each group needs to reach a target; groups that did
-    not reach it have no bar."""
-    units = [name for name in ("rounds", "bytes", TOP_LINK, "seconds") if name in axes_by_name]
+    not reach it have no bar. Seconds are those on the runs' network where they have one."""
+    seconds = NETWORK if NETWORK in axes_by_name else "seconds"
+    units = [name for name in ("rounds", "bytes", TOP_LINK, seconds) if name in axes_by_name]
     shown = groups[:MAX_DISTINCT_STYLES]
     labels = [group.label if len(group.label) <= 40 else f"{group.label[:39]}…" for group in shown]
     with style() as plt:

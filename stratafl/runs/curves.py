@@ -19,7 +19,7 @@ from stratafl.runs import StoredRun
 Points = list[float | None]
 
 
-class Axis(NamedTuple):
+class CurveAxis(NamedTuple):
     """Quantity that curves are drawn against."""
 
     title: str
@@ -27,10 +27,10 @@ class Axis(NamedTuple):
 
 
 AXES = {
-    "rounds": Axis("global rounds", "rounds"),
-    "steps": Axis("local steps per client", "steps"),
-    "bytes": Axis("bytes per client", "bytes"),
-    "seconds": Axis("wall-clock seconds", "seconds"),
+    "rounds": CurveAxis("global rounds", "rounds"),
+    "steps": CurveAxis("local steps per client", "steps"),
+    "bytes": CurveAxis("bytes per client", "bytes"),
+    "seconds": CurveAxis("wall-clock seconds", "seconds"),
 }
 """Axes of all runs. Some runs have more: see `axes_of`."""
 
@@ -130,19 +130,21 @@ def _bytes(total: Mapping[str, Any]) -> float | None:
     return None if up is None or down is None else plain_number(up + down)
 
 
-def axes_of(curves: Sequence[Curve], extra_axes: Mapping[str, Axis] | None = None) -> dict[str, Axis]:
+def axes_of(curves: Sequence[Curve], extra_axes: Mapping[str, CurveAxis] | None = None) -> dict[str, CurveAxis]:
     """Axes against which at least one of these curves can be drawn: those of all runs, seconds on
     their own network, bytes of each level from the root down, and extra ones."""
-    names = {name for curve in curves for name in curve.x}
-    levels = sorted(int(name.removeprefix(TRAFFIC)) for name in names if name.startswith(TRAFFIC))
+    levels_of_curves = [
+        [int(name.removeprefix(TRAFFIC)) for name in curve.x if name.startswith(TRAFFIC)] for curve in curves
+    ]
+    depths = {max(levels) for levels in levels_of_curves if levels}
     axes = dict(AXES)
-    if NETWORK in names:
-        axes[NETWORK] = Axis("seconds on the runs' network", "seconds")
-    for level in levels:
+    if any(NETWORK in curve.x for curve in curves):
+        axes[NETWORK] = CurveAxis("seconds on the network", "seconds")
+    for level in sorted({level for levels in levels_of_curves for level in levels}):
         link = (
-            "the top link" if level == 1 else "the clients' links" if level == levels[-1] else f"links of level {level}"
+            "the top link" if level == 1 else "the clients' links" if depths == {level} else f"links of level {level}"
         )
-        axes[f"{TRAFFIC}{level}"] = Axis(f"bytes on {link}", "bytes")
+        axes[f"{TRAFFIC}{level}"] = CurveAxis(f"bytes on {link}", "bytes")
     return axes | dict(extra_axes or {})
 
 

@@ -260,7 +260,7 @@ def split_config(runs: Sequence[StoredRun]) -> tuple[dict[str, str], list[dict[s
     texts = [_config_texts(run) for run in runs]
     keys = sorted({key for config in texts for key in config})
     differing = [key for key in keys if len({config.get(key, ABSENT) for config in texts}) > 1]
-    common = {key: texts[0][key] for key in keys if key not in differing}
+    common = {key: texts[0].get(key, ABSENT) for key in keys if key not in differing}
     return common, [{key: config[key] for key in differing if key in config} for config in texts]
 
 

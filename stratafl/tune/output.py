@@ -176,7 +176,7 @@ def plot_frontiers(result: TuningResult, *paths: Path) -> None:
             for axes in list(panels.flat)[count:]:
                 axes.set_visible(False)
             handles, labels = panels[0, 0].get_legend_handles_labels()
-            figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 5), frameon=False)
+            figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 5))
             save(figure, path)
 
 
@@ -202,12 +202,13 @@ def _panel(axes: Any, result: TuningResult, network_result: NetworkResult) -> No
     )  # fmt: skip
     for candidate, colour, name in (
         (network_result.baseline, BLUE, None),
-        (network_result.choice, VERMILION, "choice, ± over seeds"),
+        (network_result.choice, VERMILION, "choice"),
     ):
         cost = None if candidate is None else candidate.mean_cost(network, result.task.minimise)
         if cost is not None:
             error = None
             if cost.deviation:
+                name = name and f"{name}, ± over seeds"
                 error = [[min(cost.deviation, 0.95 * cost.mean) / unit.factor], [cost.deviation / unit.factor]]
             axes.errorbar(
                 [cost.mean / unit.factor], [goal.value],

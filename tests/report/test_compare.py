@@ -15,7 +15,7 @@ from stratafl.experiment.experiment import Experiment
 from stratafl.experiment.legacy import translated
 from stratafl.report.page_data import MAX_LEVEL_SIZE, MAX_SLIDER_STOPS, page_data
 from stratafl.runs import StoredRun, list_runs, read_run
-from stratafl.runs.curves import AXES, Axis, axes_of, curve_of, mean_curve
+from stratafl.runs.curves import AXES, CurveAxis, axes_of, curve_of, mean_curve
 from stratafl.runs.groups import collect_runs, group_names, group_runs, one_of_each, split_config
 from stratafl.runs.reader import pack_runs
 from stratafl.sweeps import SweepEntry, table
@@ -84,9 +84,13 @@ def test_curves_have_the_axes_that_their_records_have() -> None:
     assert (after.x["network"], after.x["traffic.1"]) == ([2.5, 5.0], [15, 30])
     assert "traffic.2" not in after.x, "one direction is not the sum"
     assert list(mean_curve([before, after]).x) == list(AXES)
-    axes = axes_of([before, after], {"cost on x": Axis("cost on x", "money")})
+    axes = axes_of([before, after], {"cost on x": CurveAxis("cost on x", "money")})
     assert list(axes) == [*AXES, "network", "traffic.1", "traffic.10", "cost on x"]
-    assert axes["traffic.1"].title == "bytes on the top link"
+    titles = {level: axes[f"traffic.{level}"].title for level in (1, 10)}
+    assert titles == {1: "bytes on the top link", 10: "bytes on the clients' links"}
+    for record in old.rounds:
+        record["traffic"] = {"1": {"bytes_up": 1, "bytes_down": 1}}
+    assert axes_of([curve_of(old), after])["traffic.10"].title == "bytes on links of level 10", "another depth"
 
 
 def test_a_method_has_one_style_in_every_report() -> None:
@@ -242,6 +246,7 @@ def test_differences_and_what_is_shared() -> None:
     ]
     common, own = split_config(runs)
     assert [config["client.lr"] for config in own] == ["0.1", "0.1", "0.2"]
+    assert split_config([runs[1], runs[0]])[0]["client.clip_norm"] == "—", "nothing, and not there"
     assert [config["seed"] for config in own] == ["0", "1", "0"] and set(own[0]) == {"client.lr", "seed"}
     assert (common["client.clip_norm"], common["client.batch_size"], common["method.name"]) == ("—", "32", "mtgc")
 

@@ -35,13 +35,18 @@ function xAxis() {
 
 // Which settings cannot be drawn against the chosen axis, and why.
 function axisNote() {
-  const isLacking = ({ mean }) => mean.x.rounds.length && mean.x[state.axis].every((value) => value === null);
-  const lacking = state.data.settings.filter(isLacking).map(({ label }) => label);
-  const reason = "Deployed trees and runs of earlier versions do not count the bytes of each level";
-  if (state.axis.startsWith("traffic.") && lacking.length) return `${reason}: ${lacking.join("; ")} cannot be drawn here.`;
-  if (lacking.length) return `Not known on this axis: ${lacking.join("; ")}.`;
-  const isCounted = Object.keys(state.data.axes).some((name) => name.startsWith("traffic."));
-  return isCounted || !state.data.runs.some((run) => run.round) ? "" : `${reason}, so that these runs cannot be drawn against bytes on the top link.`;
+  const isCounted = ({ mean }, name) => mean.x[name].some((value) => value !== null);
+  const byLevel = Object.keys(state.data.axes).filter((name) => name.startsWith("traffic."));
+  const started = state.data.settings.filter(({ mean }) => mean.x.rounds.length);
+  const lacking = started.filter((setting) => !isCounted(setting, state.axis));
+  const named = (settings) => settings.map(({ label }) => label).join("; ");
+  const reason = "deployed trees and runs of earlier versions do not count the bytes of each level";
+  if (!byLevel.length) return started.length ? `There is no axis of bytes on the top link: ${reason}.` : "";
+  if (!lacking.length) return "";
+  const uncounted = lacking.filter((setting) => !byLevel.some((name) => isCounted(setting, name)));
+  if (!byLevel.includes(state.axis)) return `Not known on this axis: ${named(lacking)}.`;
+  const flat = lacking.filter((setting) => !uncounted.includes(setting));
+  return [uncounted.length ? `Not drawn: ${named(uncounted)}; ${reason}.` : "", flat.length ? `No such level: ${named(flat)}.` : ""].filter(Boolean).join(" ");
 }
 
 // A row's width is shared by the cards in it, so all of them stand before the first chart is measured.

@@ -111,6 +111,7 @@ function sortedTable(columns, { key, first, className = "", redraw, most = Infin
     if (number === 0) return element("th", { scope: "row", className: cell.text.length <= 40 ? "short" : "" }, element("div", { className: "lead" }, ...first.lead(place), element("span", { textContent: cell.text })));
     const [value, spread] = cell.text.split(" ± ");
     const made = element("td", { className: marked[number].has(place) ? "best" : areWords[number] ? "words" : "" }, value);
+    if (cell.text.length > 40) made.title = cell.text;
     if (spread !== undefined) made.append(element("span", { className: "spread", textContent: ` ± ${spread}` }));
     return made;
   })));
