@@ -101,8 +101,8 @@ class Server:
         for handle in (self.wakes, self.wake, self.answers):
             os.close(handle)
         nothing, log = os.open(os.devnull, os.O_RDONLY), os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        for number, handle in enumerate((nothing, log, log)):
-            os.dup2(handle, number)
+        for place, handle in enumerate((nothing, log, log)):
+            os.dup2(handle, place)
         os.chdir(request["folder"])
         os.environ.update(request["environment"])
         if request["threads"]:
