@@ -135,8 +135,10 @@ class Server:
 
 def serve() -> None:
     """Serve the sweep that started this process, over its standard input and output."""
-    # Ctrl-C and SIGTERM may reach every process of a terminal; the sweep decides what they mean
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # these may reach every process of a terminal; the sweep decides what they mean, and its end
+    # stops all jobs
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: None)
     answers = os.dup(1)
     os.dup2(2, 1)  # what is printed must not be taken for an answer

@@ -235,11 +235,11 @@ def run_all(
                 watch(_ended(outcomes[name]))
         waiting = {name: experiment for name, experiment in experiments.items() if name not in outcomes}
         if waiting:
-            tasks = [
-                RunTask.create(name, experiment, folder, states[name].path, keep_stale)
-                for name, experiment in waiting.items()
-            ]
             with _executor(executor, workers, waiting) as started:
+                tasks = [
+                    RunTask.create(name, experiment, folder, states[name].path, keep_stale)
+                    for name, experiment in waiting.items()
+                ]
                 slots = min(len(tasks), started.slots, workers or started.slots)
                 _Supervisor(started, slots, tasks, outcomes, watch).run(say, deadline, len(experiments))
     return [outcomes.get(name, Outcome(name, format.INTERRUPTED, NO_TIME)) for name in experiments]

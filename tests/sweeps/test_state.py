@@ -66,7 +66,7 @@ def test_a_dry_run_says_what_there_is_to_do(project: Path, monkeypatch, capsys) 
     assert [run["state"] for run in kept["runs"]] == ["current", "new", "current", "interrupted"]
     further = json.loads(dry_run(monkeypatch, capsys, "--set", "rounds=5", "--json"))["runs"]
     assert {run["rounds"] for run in further} == {5}
-    assert len(list((project / "runs" / "grid").iterdir())) == len({"3 runs", "jobs", "lock"}) + 2
+    assert len(list((project / "runs" / "grid").iterdir())) == len(["lock", *range(3)])
 
 
 def test_a_wrong_value_is_found_before_anything_trains(project: Path, monkeypatch, capsys) -> None:
