@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -194,6 +195,8 @@ class SlurmExecutor:
     def __init__(self, slots: int = 1000, options: Sequence[str] = (), poll_s: float = 5.0):
         """slots: largest number of jobs in the queue. options: for `sbatch`, such as "--gpus=1".
         poll_s: seconds between two questions to SLURM."""
+        if shutil.which("sbatch") is None:
+            raise InvalidInput("--executor", "slurm", "needs a machine that has SLURM's command sbatch")
         self.slots, self.options, self.poll_s = slots, tuple(options), poll_s
         self._states: dict[str, str] = {}
         self._ids: list[str] = []
@@ -291,7 +294,8 @@ class SlurmJob:
 
 def _slurm(*command: str) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+        environment = {**os.environ, "PYTHONPATH": python_path()}  # a job gets that of its sbatch
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     except OSError as problem:
         raise InvalidInput("--executor", "slurm", f"{command[0]} cannot be started: {first_line_of(problem)}") from None
 

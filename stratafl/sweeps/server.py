@@ -101,8 +101,8 @@ class Server:
         for handle in (self.wakes, self.wake, self.answers):
             os.close(handle)
         nothing, log = os.open(os.devnull, os.O_RDONLY), os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        for number, handle in enumerate((nothing, log, log)):
-            os.dup2(handle, number)
+        for place, handle in enumerate((nothing, log, log)):
+            os.dup2(handle, place)
         os.chdir(request["folder"])
         os.environ.update(request["environment"])
         if request["threads"]:
@@ -135,8 +135,10 @@ class Server:
 
 def serve() -> None:
     """Serve the sweep that started this process, over its standard input and output."""
-    # Ctrl-C and SIGTERM may reach every process of a terminal; the sweep decides what they mean
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # these may reach every process of a terminal; the sweep decides what they mean, and its end
+    # stops all jobs
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: None)
     answers = os.dup(1)
     os.dup2(2, 1)  # what is printed must not be taken for an answer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.base.environment import usable_cores
-from stratafl.base.errors import InvalidInput, error_message
+from stratafl.base.errors import InvalidInput, error_message, escape_control
 from stratafl.base.files import check_writable, make_folder
 from stratafl.base.signals import Interrupted, InterruptExit, InterruptHandler
 from stratafl.base.user_code import load_attribute
@@ -90,6 +91,7 @@ def sweep(
     workers: int | None = None,
     target: GoalLike | None = None,
     keep_stale: bool = False,
+    progress: bool = True,
 ) -> SweepResult:
     """Run an experiment with every combination of values, several at a time; what is done is
     skipped.
@@ -98,7 +100,8 @@ def sweep(
     folder of the runs. executor: "local" for processes of this machine, "slurm", "ray",
     "file.py:Class", or an `Executor`. workers: the number of runs at a time; one per GPU or core
     unless given. target: the value of a metric by which the table compares the runs. keep_stale:
-    take also runs whose files were changed since.
+    take also runs whose files were changed since. progress: whether to print a line for each run
+    that ends.
 
     Experiments with objects of the program, such as a model's class, are trained in this process,
     one after another; those of names and files are trained wherever the executor says.
@@ -106,20 +109,37 @@ def sweep(
     folder = Path(save)
     planned = Sweep.of_grid(experiment, grid, format.slug(folder.name), target)
     experiments = {entry.name: entry.experiment for entry in planned.entries}
+    ended: list[str] = []
+
+    def say(text: str) -> None:
+        print(escape_control(text), file=sys.stderr)
+
+    def watch(event: Event) -> None:
+        if event.kind == "ended" and progress:
+            ended.append(event.name)
+            reason = f": {event.values['reason']}" if event.values["reason"] else ""
+            say(f"{event.name}: {event.values['status']}{reason}  ({len(ended)}/{len(experiments)})")
+
     try:
         described = not any(_has_objects(each) for each in experiments.values())
         if not described and (executor != "local" or workers not in (None, 1)):
             raise InvalidInput("executor", executor, "other processes cannot have objects of this program; "
                                'name the model, data and method instead, such as model="my_nets.py:Net"')  # fmt: skip
-        outcomes = (
-            run_all(
-                experiments, folder, workers, say=print, keep_stale=keep_stale, target=planned.target, executor=executor
+        if described:
+            outcomes = run_all(
+                experiments,
+                folder,
+                workers,
+                watch,
+                say,
+                keep_stale=keep_stale,
+                target=planned.target,
+                executor=executor,
             )
-            if described
-            else _run_here(experiments, folder, planned.target)
-        )
+        else:
+            outcomes = _run_here(experiments, folder, planned.target, watch)
     except Interrupted as stopped:
-        print(stopped.message)
+        say(stopped.message)
         raise (KeyboardInterrupt(stopped.message) if in_notebook() else InterruptExit(stopped)) from None
     stored = stored_runs(outcomes)
     return SweepResult(list(stored.values()), table(planned.entries, stored, planned.target), outcomes)
@@ -138,7 +158,7 @@ def _has_objects(experiment: Experiment) -> bool:
     return False
 
 
-def _run_here(experiments: Mapping[str, Experiment], folder: Path, target: Goal | None) -> list[Outcome]:
+def _run_here(experiments: Mapping[str, Experiment], folder: Path, target: Goal | None, watch: Watch) -> list[Outcome]:
     """Run experiments in this process, one after another, each in its folder."""
     outcomes = []
     with _locked(folder):
@@ -147,10 +167,11 @@ def _run_here(experiments: Mapping[str, Experiment], folder: Path, target: Goal 
             path = folder / format.check_name(name)
             was_done = (path / format.STATUS).exists() and read_run(path).status == format.DONE
             try:
-                experiment.run(save=path)
+                experiment.run(save=path, progress=False)
                 outcomes.append(Outcome(name, format.DONE, path=path, was_done=was_done))
             except Exception as problem:
                 outcomes.append(Outcome(name, format.FAILED, error_message(problem), path))
+            watch(_ended(outcomes[-1]))
     return outcomes
 
 
@@ -214,11 +235,11 @@ def run_all(
                 watch(_ended(outcomes[name]))
         waiting = {name: experiment for name, experiment in experiments.items() if name not in outcomes}
         if waiting:
-            tasks = [
-                RunTask.create(name, experiment, folder, states[name].path, keep_stale)
-                for name, experiment in waiting.items()
-            ]
             with _executor(executor, workers, waiting) as started:
+                tasks = [
+                    RunTask.create(name, experiment, folder, states[name].path, keep_stale)
+                    for name, experiment in waiting.items()
+                ]
                 slots = min(len(tasks), started.slots, workers or started.slots)
                 _Supervisor(started, slots, tasks, outcomes, watch).run(say, deadline, len(experiments))
     return [outcomes.get(name, Outcome(name, format.INTERRUPTED, NO_TIME)) for name in experiments]

@@ -6,6 +6,7 @@ so the same command may be started again after its process was killed, on anothe
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import traceback
@@ -103,6 +104,8 @@ class RunTask:
         remove_tree(self.file)
         if not self.last_line():
             remove_tree(self.log)
+        with contextlib.suppress(OSError):  # others are left
+            self.file.parent.rmdir()
 
 
 def _read_if_readable(file: Path) -> RunTask | None:
