@@ -22,7 +22,7 @@ from stratafl.report.page import page
 from stratafl.report.page_data import page_data
 from stratafl.report.summary import SummaryCell, SummaryColumn, columns
 from stratafl.runs import StoredRun
-from stratafl.runs.curves import Axis
+from stratafl.runs.curves import CurveAxis
 from stratafl.runs.groups import RunGroup, RunsLike, given_runs, group_runs, one_of_each, select_metric
 
 TITLE = "stratafl report"
@@ -38,7 +38,7 @@ class Comparison:
     groups: list[RunGroup]
     axes: Sequence[str] = ()
     """What the curves of figures are drawn against; empty for the usual axes."""
-    extra_axes: Mapping[str, Axis] = field(default_factory=dict)
+    extra_axes: Mapping[str, CurveAxis] = field(default_factory=dict)
     """Axes of networks."""
 
     @property
