@@ -11,17 +11,25 @@ from typing import Any
 from stratafl.base.errors import InvalidInput, escape_control
 from stratafl.base.files import atomic_write
 from stratafl.base.plotting import MAX_DISTINCT_STYLES, PALETTE, QUIET, save, style
-from stratafl.base.validation import check_choice
 from stratafl.report.page_data import QUANTITIES
 from stratafl.report.summary import as_csv, as_latex, columns
-from stratafl.runs.curves import NETWORK, TOP_LINK, CurveAxis, MetricInfo, axes_of, first_round, mean_std_if_complete
+from stratafl.runs.curves import (
+    NETWORK,
+    TOP_LINK,
+    CurveAxis,
+    MetricInfo,
+    axes_of,
+    check_axis,
+    first_round,
+    mean_std_if_complete,
+)
 from stratafl.runs.format import slug
 from stratafl.runs.groups import RunGroup, select_metric
 
 COLUMN, PAGE = 3.4, 7.0
 """Width of one and of two columns of a paper, in inches."""
 
-LETTERS_PER_INCH, LINE_HEIGHT, SAMPLE_WIDTH = 15, 0.16, 5
+LETTERS_PER_INCH, LINE_HEIGHT, SAMPLE_WIDTH = 15, 0.16, 9
 """Measures of a legend: letters per inch, inches per line, and width of a sample in letters."""
 
 BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
@@ -54,7 +62,7 @@ def figures(
             file.write(text.encode())
     written = list(texts)
     axes = axes_of([curve for group in groups for curve in group.curves], extra_axes)
-    chosen = [check_choice("--axis", name, list(axes)) for name in against] or ["rounds"]
+    chosen = [check_axis(name, axes) for name in against] or ["rounds"]
     of_metrics = [*chosen, *([TOP_LINK] if TOP_LINK in axes and not against else [])]
     for info in metrics:
         unit, factor = (" (%)", 100) if info.percent else ("", 1)
@@ -116,7 +124,7 @@ def _plot_curves(
             figure.supxlabel(f"{len(groups)} settings: the report names them", fontsize=8)
         elif len(groups) > 1 or groups[0].mean.diverged is not None:
             handles, labels = row[0][0].get_legend_handles_labels()
-            max_length = letters - SAMPLE_WIDTH
+            max_length = letters - SAMPLE_WIDTH // 2
             labels = [label if len(label) <= max_length else f"{label[: max_length - 1]}…" for label in labels]
             figure.legend(handles, labels, loc="outside lower center", ncols=legend_columns)
         return _save_all(figure, stem)

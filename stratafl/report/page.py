@@ -30,7 +30,7 @@ from stratafl.runs.curves import CurveCache
 from stratafl.runs.groups import Gatherer
 from stratafl.sweeps.grid import noted_target
 
-SCRIPTS = ["state", "scale", "chart", "curves", "summary", "export", "timeline", "tree", "tables", "runs", "main"]
+SCRIPTS = ["state", "chart", "curves", "summary", "timeline", "tree", "tables", "runs", "main"]
 """Files of the page's program, in their order."""
 
 DASH_SCALE = 1.9

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from stratafl.base.errors import InvalidInput, join_names
-from stratafl.base.validation import check_choice
 from stratafl.cost.figures import GroupOnNetwork, timelines
 from stratafl.cost.pricing import CostAxes
 from stratafl.metrics.objective import Goal, GoalLike
@@ -22,6 +21,7 @@ from stratafl.runs.curves import (
     Points,
     Target,
     axes_of,
+    check_axis,
     is_metric,
     levels_of,
     plain_number,
@@ -252,7 +252,7 @@ def page_data(
     return {
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "axes": {name: shown._asdict() for name, shown in axes.items()},
-        "axis": check_choice("--axis", axis, list(axes)) if axis else next(iter(axes)),
+        "axis": check_axis(axis, axes) if axis else next(iter(axes)),
         "metrics": [info.as_dict for info in metrics],
         "metric": None if main is None else main.name,
         "targets": goals,

@@ -1,4 +1,8 @@
-"""Summary table of a report, also as CSV and LaTeX."""
+"""Summary table of a report, also as CSV and LaTeX.
+
+The page lets its reader choose the metric and targets: assets/summary.js computes the same columns
+and exports there.
+"""
 
 from __future__ import annotations
 

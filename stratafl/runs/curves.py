@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from stratafl.base.errors import InvalidInput, join_names
 from stratafl.base.statistics import MeanStd, mean_std
+from stratafl.base.validation import check_choice
 from stratafl.metrics.metrics import Better
 from stratafl.metrics.objective import Goal, GoalLike, default_metric, parse_goal, rank
 from stratafl.metrics.records import diverged, measured
@@ -146,6 +147,14 @@ def axes_of(curves: Sequence[Curve], extra_axes: Mapping[str, CurveAxis] | None 
         )
         axes[f"{TRAFFIC}{level}"] = CurveAxis(f"bytes on {link}", "bytes")
     return axes | dict(extra_axes or {})
+
+
+def check_axis(name: str, axes: Mapping[str, CurveAxis]) -> str:
+    """Check the name of an axis against those that runs have."""
+    if name.startswith(TRAFFIC) and TOP_LINK not in axes:
+        reason = "these runs lack it, as deployed trees and earlier versions do not count the bytes of each level"
+        raise InvalidInput("--axis", name, f"{reason}; they have {join_names(list(axes))}")
+    return check_choice("--axis", name, list(axes))
 
 
 def levels_of(tree: Mapping[str, Any]) -> dict[str, int]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from stratafl.base.errors import InvalidInput
 from stratafl.base.plotting import DASHES, MAX_DISTINCT_STYLES, line_styles
 from stratafl.base.plotting import METHODS as METHOD_NAMES
 from stratafl.experiment.experiment import Experiment
@@ -84,6 +85,8 @@ def test_curves_have_the_axes_that_their_records_have() -> None:
     assert (after.x["network"], after.x["traffic.1"]) == ([2.5, 5.0], [15, 30])
     assert "traffic.2" not in after.x, "one direction is not the sum"
     assert list(mean_curve([before, after]).x) == list(AXES)
+    with pytest.raises(InvalidInput, match=r"--axis = 'traffic.1': these runs lack it, as .* they have rounds, steps"):
+        page_data([old], axis="traffic.1")
     axes = axes_of([before, after], {"cost on x": CurveAxis("cost on x", "money")})
     assert list(axes) == [*AXES, "network", "traffic.1", "traffic.10", "cost on x"]
     titles = {level: axes[f"traffic.{level}"].title for level in (1, 10)}
