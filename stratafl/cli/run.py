@@ -99,9 +99,9 @@ def resume_command(
     from stratafl.runs.session import RunSession, extended
     from stratafl.runs.trackers import check_trackers
 
+    path, changes = find_run(run, runs), [*(change or ()), *shorthands({"rounds": rounds})]
     if nproc is not None:
         raise typer.Exit(_shared(nproc, None))
-    path, changes = find_run(run, runs), [*(change or ()), *shorthands({"rounds": rounds})]
     tracked = tracked_by(track, tensorboard)
     check_trackers(tracked)
     with distributed_session() as ranks:

@@ -231,9 +231,9 @@ def search_and_repeat(
     begun = time.monotonic()
     check_writable("--out", folder)
     if must_exist and not (folder / RUNS).is_dir():
-        raise InvalidInput("--resume", folder, "no plan in it that could go on")
+        raise InvalidInput("--resume", folder, "no search in it that could go on")
     make_folder(folder)
-    lock = RunLock(folder, "makes a plan in it")
+    lock = RunLock(folder, "searches in it")
     try:
         description = task.check(folder)
         runner = TrialRunner(task, folder / RUNS, say, show, keep_stale)

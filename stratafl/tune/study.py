@@ -40,7 +40,7 @@ def optuna() -> Any:
     try:
         import optuna
     except ImportError:
-        raise MissingExtra("a plan", "optuna", "plan") from None
+        raise MissingExtra("stratafl tune", "optuna", "plan") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 

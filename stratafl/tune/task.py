@@ -331,7 +331,7 @@ class TuningTask:
             return description
         before = read_json(path)
         if not isinstance(before, dict) or not isinstance(before.get("networks"), dict):
-            raise cannot_read(path, "not a plan's question")
+            raise cannot_read(path, "not the task of a search")
         if isinstance(before.get("config"), dict):
             before["config"] = legacy.current(before["config"])
         # networks may be added, as the runs are there already
@@ -342,7 +342,7 @@ class TuningTask:
         changed = [key for key in description if _decisive(before.get(key)) != _decisive(description[key])]
         if changed:
             reason = (
-                f"holds a plan with another {' and '.join(changed)}: give what it was begun with, or another folder"
+                f"holds a search with another {' and '.join(changed)}: give what it was begun with, or another folder"
             )
             raise InvalidInput("--out", folder, reason)
         return description

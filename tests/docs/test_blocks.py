@@ -53,7 +53,7 @@ def test_the_reader_sees_blocks_markers_and_commands() -> None:
     assert table == Block("toml", "[a]\n", 18)
     assert second.text == "y = 2\n" and not second.not_run
     assert page.commands == ["stratafl run a.toml   # go", "stratafl demo"]
-    assert page.named == ["stratafl runs list"]
+    assert page.named == ["stratafl runs"]
 
 
 def test_languages_are_those_that_are_tried() -> None:

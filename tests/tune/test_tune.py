@@ -158,7 +158,7 @@ def test_a_plan_stops_in_its_time_and_goes_on(
     """Each look at the clock takes a second."""
     clock = iter(range(1_000_000))
     monkeypatch.setattr(trials.time, "monotonic", lambda: float(next(clock)))
-    with pytest.raises(InvalidInput, match="max-seconds"):
+    with pytest.raises(InvalidInput, match="time-limit"):
         silently(make_task(), tmp_path, seconds=5)
     for _ in range(40):
         plan = silently(make_task(), tmp_path, seconds=60)

@@ -77,7 +77,7 @@ def test_a_budget_in_which_the_target_is_not_reached_is_named(
         (["-n", "lan_wan", "-n", "lan_wan", "--target", TARGET], "two networks of this name"),
         (["-n", "lan_wan", "--target", TARGET, "--trials", "0"], "--trials = 0"),
         (["-n", "lan_wan", "--target", TARGET, "--time-limit", "0"], "--time-limit = '0': must be a time above 0"),
-        (["-n", "lan_wan", "--target", TARGET, "--resume"], "no plan in it that could go on"),
+        (["-n", "lan_wan", "--target", TARGET, "--resume"], "no search in it that could go on"),
         (["-n", "lan_wan", "--target", TARGET, "--set", "method.name=mtgcc"], "did you mean 'mtgc'"),
     ],
 )
@@ -92,6 +92,13 @@ def test_bad_input_is_one_line(
     said = capsys.readouterr()
     assert said.out == "" and len(said.err.splitlines()) == 1
     assert said.err.startswith("error: ") and message in said.err
+
+
+def test_a_time_limit_has_an_exit_code_of_its_own(
+    typed: list[object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch, *typed, "-n", "lan_wan", "--target", TARGET, "--time-limit", "0.0001s") == 75
+    assert "the same command goes on" in capsys.readouterr().err
 
 
 def test_an_empty_space_is_refused(
@@ -110,7 +117,7 @@ def test_without_optuna_it_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert command(monkeypatch, *typed, "-n", "lan_wan", "--target", TARGET) == 2
-    assert "a plan needs the package optuna: pip install 'stratafl[plan]'" in capsys.readouterr().err
+    assert "stratafl tune needs the package optuna: pip install 'stratafl[plan]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
