@@ -170,7 +170,7 @@ def _run_here(experiments: Mapping[str, Experiment], folder: Path, target: Goal 
                 experiment.run(save=path, progress=False)
                 outcomes.append(Outcome(name, format.DONE, path=path, was_done=was_done))
             except Exception as problem:
-                outcomes.append(Outcome(name, format.FAILED, error_message(problem), path))
+                outcomes.append(Outcome(name, format.FAILED, error_message(problem), path if path.exists() else None))
             watch(_ended(outcomes[-1]))
     return outcomes
 

@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -220,3 +222,15 @@ def test_a_run_may_stop_at_its_target(local: LocalExecutor, tmp_path: Path) -> N
     run = read_run(outcome.path)
     assert run.round < 50 and run.rounds[-1]["metrics"]["accuracy"] >= 0.3
     assert all(record["metrics"]["accuracy"] < 0.3 for record in run.rounds[:-1])
+
+
+@pytest.mark.slow
+def test_the_server_asks_no_gpu_before_it_forks() -> None:
+    """A process that was forked after CUDA had begun could not use it."""
+    code = """
+import torch
+def asked(*arguments): raise AssertionError
+for name in ("device_count", "init", "is_available", "_lazy_init"): setattr(torch.cuda, name, asked)
+import stratafl.sweeps.server
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300, cwd=Path(__file__).parents[2])
