@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from stratafl.base.errors import InvalidInput, UserCodeError
     from stratafl.base.topology import Topology
     from stratafl.core.client_update import clip, corrections, decay
-    from stratafl.core.optimizer import SGD, Adam, AdamW, Optimiser
-    from stratafl.core.participation import Draw
+    from stratafl.core.optimizer import SGD, Adam, AdamW, Optimizer
+    from stratafl.core.participation import ParticipationContext
     from stratafl.core.rule import Edge, Rule, average
     from stratafl.core.schedule import SyncSchedule
     from stratafl.cost.pricing import price
@@ -52,9 +52,9 @@ _MODULES = {
     "decay": "core.client_update",
     "Adam": "core.optimizer",
     "AdamW": "core.optimizer",
-    "Optimiser": "core.optimizer",
+    "Optimizer": "core.optimizer",
     "SGD": "core.optimizer",
-    "Draw": "core.participation",
+    "ParticipationContext": "core.participation",
     "average": "core.rule",
     "Edge": "core.rule",
     "Rule": "core.rule",
@@ -101,7 +101,6 @@ __all__ = [
     "Client",
     "Cosine",
     "Data",
-    "Draw",
     "Edge",
     "Evaluation",
     "Execution",
@@ -110,7 +109,8 @@ __all__ = [
     "MLflow",
     "Method",
     "Model",
-    "Optimiser",
+    "Optimizer",
+    "ParticipationContext",
     "Result",
     "RoundResult",
     "Rule",

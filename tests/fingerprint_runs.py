@@ -25,7 +25,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from stratafl import Cosine, Draw, Simulation, StepDecay, Topology, feddyn, mtgc
+from stratafl import Cosine, ParticipationContext, Simulation, StepDecay, Topology, feddyn, mtgc
 from stratafl.base.topology import Shape
 from stratafl.cli.main import main
 from stratafl.rules.registry import entries
@@ -248,7 +248,7 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, CLASSES))
 
 
-def every_second(draw: Draw) -> np.ndarray:
+def every_second(draw: ParticipationContext) -> np.ndarray:
     return (np.arange(draw.tree.sizes[draw.level]) + draw.round) % 2 == 0
 
 

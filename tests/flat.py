@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stratafl import Experiment, Simulation
-from stratafl.core.client_update import Leaf
+from stratafl.core.client_update import ClientUpdate
 from stratafl.distributed.communicator import Communicator
 from stratafl.experiment.algorithm import client_update
 
@@ -33,8 +33,8 @@ def client_options(
 ) -> dict[str, Any]:
     """Options of the clients, with momentum and epochs as keywords; `lr` may be a function of the
     round."""
-    if isinstance(lr, Leaf):
-        chain = {"gradient_transforms": lr.stages, "optimizer": lr.optimiser, "optimizer_state": lr.optimiser_state}
+    if isinstance(lr, ClientUpdate):
+        chain = {"gradient_transforms": lr.transforms, "optimizer": lr.optimizer, "optimizer_state": lr.optimizer_state}
         return {"lr": 1.0, "lr_schedule": lr.lr, **chain, "epochs": lr.epochs}
     if callable(lr):
         options |= {"lr_schedule": lr}
@@ -79,7 +79,7 @@ def simulate(
     return experiment(*arguments, **keywords).start(save=save, ranks=ranks)
 
 
-def update_of(options: Any, *, rounds: int = 100) -> Leaf:
+def update_of(options: Any, *, rounds: int = 100) -> ClientUpdate:
     """The local update that these options of the clients make; `options` may be a learning rate."""
     options = dict(options) if isinstance(options, Mapping) else client_options(options)
     epochs = options.pop("epochs", None)

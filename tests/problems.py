@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stratafl import Draw, Result, Simulation, Topology
+from stratafl import ParticipationContext, Result, Simulation, Topology
 from stratafl.base.topology import Shape
 from tests.flat import simulate
 
@@ -101,10 +101,10 @@ def random_weights(shape: Shape, seed: int = 1) -> list[list[float]]:
     return [list(rng.uniform(0.2, 2, size=n)) for n in Topology.of(shape).sizes[1:]]
 
 
-def without(*absent: int) -> Callable[[Draw], np.ndarray]:
+def without(*absent: int) -> Callable[[ParticipationContext], np.ndarray]:
     """Participation of all clients but these."""
 
-    def present(chance: Draw) -> np.ndarray:
+    def present(chance: ParticipationContext) -> np.ndarray:
         return ~np.isin(np.arange(chance.tree.sizes[chance.level]), absent)
 
     return present

@@ -180,10 +180,10 @@ def step_seconds(leaf: Path) -> float:
     site = Assembled.of(leaf)
     try:
         node = site.leaf()
-        flat, chain = node.engine.training.flat, node.engine.leaf
+        flat, chain = node.engine.training.flat, node.engine.client_update
         x_1P, b_1B = torch.zeros(1, flat.parameters), torch.zeros(1, flat.buffers)
         at_1 = np.zeros(node.number + 1, dtype=np.int64)
-        state = chain.optimiser.init(x_1P) if chain.keeps_optimizer_state else {}
+        state = chain.optimizer.init(x_1P) if chain.keeps_optimizer_state else {}
         work = TrainRequest(
             model=IndexedRows(x_1P, at_1), buffers=IndexedRows(b_1B, at_1), corrections=(IndexedRows(x_1P, at_1),) * 2,
             clients=[node.number], steps=site.job.every[-1],

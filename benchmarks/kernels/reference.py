@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stratafl.core.optimizer import SGD, STEP_COUNT, Adam, AdamW, Optimiser
+from stratafl.core.optimizer import SGD, STEP_COUNT, Adam, AdamW, Optimizer
 from stratafl.engine.kernels.conv2d import conv2d
 from stratafl.engine.kernels.conv2d_relu_pool import conv2d_relu_pool
 from stratafl.engine.kernels.cross_entropy import cross_entropy
@@ -43,7 +43,7 @@ class Extreme(NamedTuple):
 
 
 USUAL = Extreme()
-OPTIMIZERS: dict[str, Optimiser] = {
+OPTIMIZERS: dict[str, Optimizer] = {
     "sgd": SGD(),
     "momentum": SGD(0.9),
     "nesterov": SGD(0.9, nesterov=True),

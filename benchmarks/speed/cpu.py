@@ -29,8 +29,9 @@ from benchmarks.speed.modules import GPT, Encoder, Recurrent, job_for
 from benchmarks.speed.torch_baselines import TrainingJob
 from stratafl.base.environment import environment
 from stratafl.core.client_training import ClientTraining
-from stratafl.core.client_update import leaf
+from stratafl.core.client_update import ClientUpdate
 from stratafl.core.flat_module import FlatModule
+from stratafl.core.optimizer import constant
 from stratafl.data.dataset import ClientIndex, InMemorySamples
 from stratafl.engine.factory import default_engine_name
 from stratafl.engine.module_profile import profile_module
@@ -174,7 +175,7 @@ def chosen(job: TrainingJob) -> dict[str, Any]:
     supply = InMemorySamples(job.inputs, job.targets)
     training = ClientTraining(
         flat=FlatModule(job.module), loss=F.cross_entropy, samples=supply,
-        clients=ClientIndex.from_lists(job.partition), client_update=leaf(LR), batch_size=job.batch,
+        clients=ClientIndex.from_lists(job.partition), client_update=ClientUpdate(constant(LR)), batch_size=job.batch,
         sampling="shuffle", seed=SEED,
     )  # fmt: skip
     profile = profile_module(training)

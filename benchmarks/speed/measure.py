@@ -28,8 +28,9 @@ from stratafl.base.errors import InvalidInput, describe_exception, unknown_name
 from stratafl.base.rng import torch_seeded
 from stratafl.base.topology import Topology
 from stratafl.core.client_training import Augment, ClientTraining
-from stratafl.core.client_update import leaf
+from stratafl.core.client_update import ClientUpdate, clip, corrections
 from stratafl.core.flat_module import FlatModule
+from stratafl.core.optimizer import constant
 from stratafl.data.dataset import ClientIndex, InMemorySamples
 from stratafl.data.transforms import flip_and_crop
 from stratafl.engine.factory import EngineName, drift_kernel, make_engine
@@ -300,7 +301,7 @@ def _engine(name: EngineName, job: TrainingJob, precision: Precision) -> Prepare
     flat = FlatModule(job.module)
     clients = len(job.partition)
     groups = next(n for n in range(math.isqrt(clients), 0, -1) if clients % n == 0)
-    chain = leaf(LR, clip_norm=CLIP)
+    chain = ClientUpdate(constant(LR), (corrections, clip(CLIP)))
     training = ClientTraining(
         flat=flat,
         loss=F.cross_entropy,

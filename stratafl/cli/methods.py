@@ -25,11 +25,11 @@ def methods_command(
     import_plugins(plugin or ())
     known = sorted(entries(), key=lambda entry: entry.name)
     if as_json:
-        fields = ("name", "at", "summary", "parameters")
+        fields = ("name", "levels", "summary", "parameters")
         print(json.dumps([{f: getattr(entry, f) for f in fields} for entry in known], default=_written))
         return
     rows = [
-        (entry.name, entry.at, entry.summary, ", ".join(starmap(_parameter, entry.parameters.items())))
+        (entry.name, entry.levels, entry.summary, ", ".join(starmap(_parameter, entry.parameters.items())))
         for entry in known
     ]
     print_table(["name", "edges", Column("what it is", prose=True), Column("parameters", prose=True)], rows)

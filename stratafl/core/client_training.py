@@ -17,7 +17,7 @@ from torch import Tensor
 
 from stratafl.base.device import to_device
 from stratafl.base.tracebacks import PACKAGE, code_object
-from stratafl.core.client_update import Leaf, Stage, decay, reports_clipping
+from stratafl.core.client_update import ClientUpdate, GradientTransform, decay, reports_clipping
 from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import Loss, unwrap_loss
 from stratafl.core.rows import IndexedRows
@@ -41,7 +41,7 @@ class ClientTraining:
     samples: SampleSource
     clients: ClientIndex
     """Sample numbers in `samples` of each client."""
-    client_update: Leaf
+    client_update: ClientUpdate
     """Initial settings of the clients' update; an engine's own may be changed between rounds."""
     batch_size: int | None
     """Samples per step; None for all samples of a client."""
@@ -57,7 +57,7 @@ class ClientTraining:
         inputs, targets = self.samples.batch(index_B, BatchKey(self.seed, client, step))
         return (inputs if self.augment is None else self.augment(inputs, self.seed, client, step)), targets
 
-    def steps(self, client_update: Leaf, client: int, count: int) -> int:
+    def steps(self, client_update: ClientUpdate, client: int, count: int) -> int:
         """Number of steps of a client for a schedule's count of steps, or of passes if the update
         has `epochs`."""
         if client_update.epochs is None:
@@ -70,8 +70,8 @@ class ClientTraining:
         functions: list[tuple[str, object]] = [
             *((model, type(part).forward) for part in self.flat.module.modules()),
             *(("loss", unwrap_loss(self.loss)), ("augment", self.augment), ("learning rate", update.lr)),
-            *(("stage", stage) for stage in update.stages),
-            *(("optimiser", update.optimiser.init), ("optimiser", update.optimiser.step)),
+            *(("transform", transform) for transform in update.transforms),
+            *(("optimizer", update.optimizer.init), ("optimizer", update.optimizer.step)),
         ]
         codes = [(role, code_object(function)) for role, function in functions]
         return {code: f"{role} {code.co_qualname}" for role, code in reversed(codes) if code and _is_user_code(code)}
@@ -108,16 +108,21 @@ class ProximalOffset:
 
 
 def split_proximal_behind_clip(
-    local_rules: tuple[LocalRule, ...], stages: tuple[Stage, ...]
-) -> tuple[tuple[LocalRule, ...], tuple[Stage, ...]]:
+    local_rules: tuple[LocalRule, ...], transforms: tuple[GradientTransform, ...]
+) -> tuple[tuple[LocalRule, ...], tuple[GradientTransform, ...]]:
     """Replace proximal terms with `after_clip` by their constant part and weight decay behind the
     last clip.
 
-    Stages without a clip, or without a stage that adds the rules' corrections, are not changed.
+    Transforms without a clip, or without a transform that adds the rules' corrections, are not
+    changed.
     """
-    last_clip = max((position for position, stage in enumerate(stages) if reports_clipping(stage)), default=None)
-    # every stage but clips and decay may add the corrections and the rules' local terms
-    adds_corrections = any(not (reports_clipping(stage) or isinstance(stage, decay)) for stage in stages)
+    last_clip = max(
+        (position for position, transform in enumerate(transforms) if reports_clipping(transform)), default=None
+    )
+    # every transform but clips and decay may add the corrections and the rules' local terms
+    adds_corrections = any(
+        not (reports_clipping(transform) or isinstance(transform, decay)) for transform in transforms
+    )
     rate, changed_rules = 0.0, []
     for local_rule in local_rules:
         if isinstance(local_rule.local, Proximal) and local_rule.local.after_clip:
@@ -125,8 +130,8 @@ def split_proximal_behind_clip(
             local_rule = local_rule._replace(local=ProximalOffset(local_rule.local.strength))
         changed_rules.append(local_rule)
     if last_clip is None or not adds_corrections or not rate:
-        return local_rules, stages
-    return tuple(changed_rules), (*stages[: last_clip + 1], decay(rate), *stages[last_clip + 1 :])
+        return local_rules, transforms
+    return tuple(changed_rules), (*transforms[: last_clip + 1], decay(rate), *transforms[last_clip + 1 :])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -203,7 +208,7 @@ class Engine(Protocol):
     """Trainer of clients. All engines return the same result for a request, up to rounding."""
 
     training: ClientTraining
-    leaf: Leaf
+    client_update: ClientUpdate
     chunk_size: int | None
     """Number of clients trained at once; None if they are trained one after another."""
 
@@ -225,7 +230,7 @@ class Engine(Protocol):
 
     @property
     def clipped_steps(self) -> int:
-        """Number of clients' steps so far whose direction a stage shortened."""
+        """Number of clients' steps so far whose direction a transform shortened."""
         ...
 
     def train(self, request: TrainRequest) -> TrainResult:

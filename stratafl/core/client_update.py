@@ -4,47 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from stratafl.base.errors import InvalidInput, convert_errors
 from stratafl.base.rng import ALIKE, seeded_rng
-from stratafl.base.validation import check_choice, check_integer, check_number
+from stratafl.base.validation import check_number
 from stratafl.core.dry_run import ImpureFunction, dry_run
 from stratafl.core.flat_module import equal_with_nan
-from stratafl.core.optimizer import OPTIMIZERS, SGD, AdamW, LearningRate, Optimiser, constant, parse_optimizer
+from stratafl.core.optimizer import OPTIMIZERS, SGD, LearningRate, Optimizer
 from stratafl.core.rule import Proximal, Rows, Rule
 
 CorrectionFn = Callable[[Tensor, Tensor], Tensor]
 """(model, gradient) -> gradient plus corrections and local terms of all rules on the path to the
 root."""
 
-Stage = Callable[[Tensor, Tensor, CorrectionFn], Tensor]
+GradientTransform = Callable[[Tensor, Tensor, CorrectionFn], Tensor]
 """Gradient transform: (direction, model, correct) -> direction."""
 
-OptimiserState = Literal["reset", "keep"]
+OptimizerStateMode = Literal["reset", "keep"]
 """Whether the state of a client's optimizer is reset when it gets a model from its parent."""
 
 PLAIN = SGD()
 
 
-def reports_clipping(stage: Stage) -> bool:
-    """Whether a stage counts the directions that it shortens: `clip`, and a user's stage with a
-    method `shortened`, which takes the same arguments and returns the directions and the number of
-    shortened rows."""
-    return hasattr(stage, "shortened")
+def reports_clipping(transform: GradientTransform) -> bool:
+    """Whether a transform counts the directions that it shortens: `clip`, and a user's transform
+    with a method `shortened`, which takes the same arguments and returns the directions and the
+    number of shortened rows."""
+    return hasattr(transform, "shortened")
 
 
 def apply_transforms(
-    stages: Sequence[Stage], direction: Tensor, x: Tensor, correct: CorrectionFn, clipped: Tensor
+    transforms: Sequence[GradientTransform], direction: Tensor, x: Tensor, correct: CorrectionFn, clipped: Tensor
 ) -> Tensor:
-    """Apply all stages in order, and add the number of shortened rows to `clipped`."""
-    for stage in stages:
-        shortened = getattr(stage, "shortened", None)
+    """Apply all transforms in order, and add the number of shortened rows to `clipped`."""
+    for transform in transforms:
+        shortened = getattr(transform, "shortened", None)
         if shortened is None:
-            direction = stage(direction, x, correct)
+            direction = transform(direction, x, correct)
         else:
             direction, count = shortened(direction, x, correct)
             clipped += count
@@ -52,13 +52,13 @@ def apply_transforms(
 
 
 def corrections(direction: Tensor, x: Tensor, correct: CorrectionFn) -> Tensor:
-    """Stage: add the corrections and local terms of all rules."""
+    """Gradient transform: add the corrections and local terms of all rules."""
     return correct(x, direction)
 
 
 @dataclass(frozen=True)
 class clip:
-    """Stage: clip the norm of each client's direction."""
+    """Gradient transform: clip the norm of each client's direction."""
 
     norm: float
 
@@ -73,7 +73,7 @@ class clip:
 
 @dataclass(frozen=True)
 class decay:
-    """Stage: add weight decay."""
+    """Gradient transform: add weight decay."""
 
     rate: float
 
@@ -89,40 +89,40 @@ class StandardChain(NamedTuple):
     decay: float
 
     @staticmethod
-    def from_stages(stages: Sequence[Stage]) -> StandardChain | None:
-        """The settings of these stages; None if they are not a standard chain."""
-        rest = list(stages)
+    def from_transforms(transforms: Sequence[GradientTransform]) -> StandardChain | None:
+        """The settings of these transforms; None if they are not a standard chain."""
+        rest = list(transforms)
         if not rest or rest.pop(0) is not corrections:
             return None
-        norms = [stage.norm for stage in rest[:1] if type(stage) is clip]
-        rates = [stage.rate for stage in rest if type(stage) is decay]
+        norms = [transform.norm for transform in rest[:1] if type(transform) is clip]
+        rates = [transform.rate for transform in rest if type(transform) is decay]
         if len(norms) + len(rates) < len(rest):
             return None
         return StandardChain(norms[0] if norms else None, sum(rates, 0.0))
 
 
 @dataclass(frozen=True)
-class Leaf:
-    """Local update of every client: learning rate, stages between gradient and optimizer, and
+class ClientUpdate:
+    """Local update of every client: learning rate, transforms between gradient and optimizer, and
     optimizer."""
 
     lr: LearningRate
-    stages: tuple[Stage, ...] = (corrections,)
-    optimiser: Optimiser = PLAIN
-    optimiser_state: OptimiserState = "reset"
+    transforms: tuple[GradientTransform, ...] = (corrections,)
+    optimizer: Optimizer = PLAIN
+    optimizer_state: OptimizerStateMode = "reset"
     epochs: int | None = None
     """Passes over a client's own data between two synchronisations; None if the schedule counts
     steps instead."""
 
     @property
     def has_clip(self) -> bool:
-        """Whether a stage may shorten directions."""
-        return any(map(reports_clipping, self.stages))
+        """Whether a transform may shorten directions."""
+        return any(map(reports_clipping, self.transforms))
 
     @property
     def keeps_optimizer_state(self) -> bool:
         """Whether the optimizer's state is kept when a client gets a new model."""
-        return self.optimiser_state == "keep"
+        return self.optimizer_state == "keep"
 
     @property
     def is_nonlinear(self) -> bool:
@@ -133,61 +133,20 @@ class Leaf:
         rather than passes over clients' data. Where it is True, rules that derive gradients from
         displacements need the SGD path.
         """
-        sgd = self.optimiser if type(self.optimiser) is SGD else None
+        sgd = self.optimizer if type(self.optimizer) is SGD else None
         return sgd is None or (self.keeps_optimizer_state and sgd.momentum > 0) or self.epochs is not None
 
     def lr_sum(self, round: int, steps: int) -> float:
         """Sum of the learning rates of these steps, each with the weight that momentum gives to its
         gradient: the displacement if all directions are 1. If `is_nonlinear`, the plain sum over
         steps or passes."""
-        weights = steps if self.is_nonlinear or type(self.optimiser) is not SGD else self.optimiser.reach(steps)
+        weights = steps if self.is_nonlinear or type(self.optimizer) is not SGD else self.optimizer.reach(steps)
         return float(self.lr(round)) * weights
 
 
-def leaf(
-    lr: float | LearningRate = 0.1,
-    *,
-    clip_norm: float | None = None,
-    weight_decay: float = 0.0,
-    momentum: float = 0.0,
-    optimiser: object = None,
-    optimiser_state: OptimiserState = "reset",
-    epochs: int | None = None,
-) -> Leaf:
-    """Local update with the standard chain: corrections, clip by norm, weight decay, optimizer.
-
-    optimiser: a name ("sgd", "adam", "adamw"), a table of a name and parameters, or an object with
-        `init` and `step`; SGD with `momentum` by default.
-    optimiser_state: "reset" or "keep" the optimizer's state when a client gets a model from its
-        parent.
-    epochs: passes over a client's own data between two synchronisations; the run's periods then
-        leave out the clients' level.
-    """
-    stages: list[Stage] = [corrections]
-    if clip_norm is not None:
-        stages.append(clip(check_number("client.clip_norm", clip_norm, above=0, at_most=1e30)))
-    strength = check_number("client.weight_decay", weight_decay, at_least=0)
-    if strength > 0:
-        stages.append(decay(strength))
-    check_number("client.optimizer.momentum", momentum, at_least=0, below=1)
-    chosen = SGD(momentum) if optimiser is None else parse_optimizer(optimiser)
-    if optimiser is not None and momentum:
-        allowed = (
-            'is a parameter of the optimizer: client.optimizer = { name = "sgd", momentum = 0.9, nesterov = true }'
-        )
-        raise InvalidInput("client.optimizer.momentum", momentum, allowed)
-    if isinstance(chosen, AdamW) and strength > 0:
-        allowed = 'AdamW has a decay of its own: client.optimizer = { name = "adamw", weight_decay = 0.01 }'
-        raise InvalidInput("client.weight_decay", weight_decay, allowed)
-    check_choice("client.optimizer_state", optimiser_state, get_args(OptimiserState))
-    schedule = lr if callable(lr) else constant(lr)
-    passes = None if epochs is None else check_integer("schedule.periods", epochs, at_least=1)
-    return Leaf(schedule, tuple(stages), chosen, optimiser_state, passes)
-
-
-def needs_sgd_path(leaf: Leaf, rules: Sequence[Rule]) -> bool:
+def needs_sgd_path(update: ClientUpdate, rules: Sequence[Rule]) -> bool:
     """Whether nodes carry SGD paths (see `core.rule.SgdPath`) beside their models."""
-    return leaf.is_nonlinear and any(rule.measures for rule in rules)
+    return update.is_nonlinear and any(rule.measures for rule in rules)
 
 
 def append_sgd_path(b_NB: Tensor, path_NP: Tensor) -> Tensor:
@@ -195,24 +154,24 @@ def append_sgd_path(b_NB: Tensor, path_NP: Tensor) -> Tensor:
     return torch.cat([b_NB, path_NP], dim=-1)
 
 
-def dry_run_client_update(leaf: Leaf, parameters: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Dry run of a user's stages and optimizer on two rows; raises if they are not pure
+def dry_run_client_update(update: ClientUpdate, parameters: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Dry run of a user's transforms and optimizer on two rows; raises if they are not pure
     functions."""
     x_2P = torch.linspace(-1.0, 1.0, 2 * parameters, dtype=dtype, device=device).view(parameters, 2).T.contiguous()
-    _dry_run_stages(leaf.stages, x_2P)
-    _dry_run_optimizer(leaf.optimiser, x_2P)
+    _dry_run_transforms(update.transforms, x_2P)
+    _dry_run_optimizer(update.optimizer, x_2P)
 
 
-def _dry_run_stages(stages: Sequence[Stage], x_2P: Tensor) -> None:
-    """Try the stages on two clients in turn; raises if a result depends on earlier calls.
+def _dry_run_transforms(transforms: Sequence[GradientTransform], x_2P: Tensor) -> None:
+    """Try the transforms on two clients in turn; raises if a result depends on earlier calls.
 
-    Engines call stages in different orders, and all clients would share a stage's memory.
+    Engines call transforms in different orders, and all clients would share a transform's memory.
     """
     d_2P = x_2P.flip(1)
-    for stage in stages:
-        if stage is corrections or type(stage) in (clip, decay):
+    for transform in transforms:
+        if transform is corrections or type(transform) in (clip, decay):
             continue
-        name = getattr(stage, "__name__", type(stage).__name__)
+        name = getattr(transform, "__name__", type(transform).__name__)
         results = []
         for client in (0, 1, 0, 0):
             rows = slice(client, client + 1)
@@ -220,23 +179,23 @@ def _dry_run_stages(stages: Sequence[Stage], x_2P: Tensor) -> None:
                 seeded_rng(ALIKE, devices=True),
                 convert_errors("client.gradient_transforms", name, "fails on a row of numbers"),
             ):
-                results.append(stage(d_2P[rows].clone(), x_2P[rows].clone(), lambda x, g: g))
+                results.append(transform(d_2P[rows].clone(), x_2P[rows].clone(), lambda x, g: g))
                 if not isinstance(results[-1], Tensor) or results[-1].shape != x_2P[rows].shape:
                     raise ValueError("it must give a direction of the model's shape")
         first, _, *repeated = results
         if not all(equal_with_nan(first, result) for result in repeated):
-            allowed = "depends on earlier calls: only an optimiser may have a state (docs/optimisers.md)"
+            allowed = "depends on earlier calls: only an optimizer may have a state (docs/optimisers.md)"
             raise InvalidInput("client.gradient_transforms", name, allowed)
 
 
-def _dry_run_optimizer(optimiser: Optimiser, x_NP: Tensor) -> None:
+def _dry_run_optimizer(optimizer: Optimizer, x_NP: Tensor) -> None:
     """Try an optimizer for two steps on these rows; raises if it is not a pure function of rows."""
-    if type(optimiser) in OPTIMIZERS.values():
+    if type(optimizer) in OPTIMIZERS.values():
         return
-    name = type(optimiser).__name__
+    name = type(optimizer).__name__
 
     def step(state: Rows, direction: Tensor, x: Tensor, lr: float) -> tuple[Rows, Tensor]:
-        result = optimiser.step(state, direction, x, lr)
+        result = optimizer.step(state, direction, x, lr)
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Mapping)):
             raise ValueError("step must return two things, the next state and what is subtracted from the models")
         after, change = result
@@ -248,10 +207,10 @@ def _dry_run_optimizer(optimiser: Optimiser, x_NP: Tensor) -> None:
         return result
 
     with convert_errors("client.optimizer", name, "must be a value that does not change, such as a NamedTuple"):
-        hash(optimiser)
+        hash(optimizer)
     with convert_errors("client.optimizer", name, "fails on a row of numbers"):
         try:
-            state = dry_run(optimiser.init, {"x": x_NP})
+            state = dry_run(optimizer.init, {"x": x_NP})
             for factor in (1.0, -0.5):
                 direction_NP = factor * x_NP.flip(1)
                 state, _ = dry_run(step, {"state": state, "direction": direction_NP, "x": x_NP, "lr": 0.1})
@@ -259,13 +218,13 @@ def _dry_run_optimizer(optimiser: Optimiser, x_NP: Tensor) -> None:
             raise InvalidInput("client.optimizer", name, str(problem)) from None
 
 
-def check_strengths(dtype: torch.dtype, chain: Leaf, rules: Sequence[Rule]) -> None:
+def check_strengths(dtype: torch.dtype, chain: ClientUpdate, rules: Sequence[Rule]) -> None:
     """Raise if the model's type cannot represent a learning rate, decay or proximal strength."""
     largest = torch.finfo(dtype).max
     check_number("client.lr", chain.lr(0), at_most=largest)
-    for stage in chain.stages:
-        if isinstance(stage, decay):
-            check_number("client.weight_decay", stage.rate, at_most=largest)
+    for transform in chain.transforms:
+        if isinstance(transform, decay):
+            check_number("client.weight_decay", transform.rate, at_most=largest)
     for rule in rules:
         if isinstance(rule.local, Proximal):
             check_number("method", rule.local.strength, at_most=largest)

@@ -21,7 +21,7 @@ STEP_COUNT = "steps"
 
 
 @runtime_checkable
-class Optimiser(Protocol):
+class Optimizer(Protocol):
     """A client's optimizer as pure functions over rows, one row per client."""
 
     def init(self, x: Tensor) -> Rows:
@@ -126,11 +126,11 @@ class AdamW(Adam):
 OPTIMIZERS: dict[str, type[SGD | Adam]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
 
 
-def parse_optimizer(optimizer: object) -> Optimiser:
+def parse_optimizer(optimizer: object) -> Optimizer:
     """Parse an optimizer, a name, or a table of a name and parameters. The name of a user's
     optimizer is the import path of a class or function, "package.module:make" or "file.py:make"."""
     if not isinstance(optimizer, str | Mapping):
-        if not (isinstance(optimizer, Optimiser) and not isinstance(optimizer, type)):
+        if not (isinstance(optimizer, Optimizer) and not isinstance(optimizer, type)):
             allowed = "must be a name, a table, or a value with the functions init and step (docs/optimisers.md)"
             raise InvalidInput("client.optimizer", optimizer, allowed)
         return optimizer
@@ -145,12 +145,12 @@ def parse_optimizer(optimizer: object) -> Optimiser:
     return kind(**params)
 
 
-def _load_optimizer(path: str, params: Mapping[str, Any]) -> Optimiser:
+def _load_optimizer(path: str, params: Mapping[str, Any]) -> Optimizer:
     """Make an optimizer with a user's class or function."""
     make = load_attribute("client.optimizer", path)
     with convert_errors("client.optimizer", path, "cannot be made"), seeded_rng(ALIKE):
         optimizer = make(**params)
-    if not isinstance(optimizer, Optimiser):
+    if not isinstance(optimizer, Optimizer):
         kind = type(optimizer).__name__
         raise InvalidInput("client.optimizer", path, f"must make a value with init and step, not {kind}")
     return optimizer

@@ -15,7 +15,7 @@ from stratafl.core.rule import documented
 
 
 @documented
-class Draw(NamedTuple):
+class ParticipationContext(NamedTuple):
     """Argument of a user's participation function, which returns a boolean mask of the level's
     nodes.
 
@@ -33,7 +33,7 @@ class Draw(NamedTuple):
     """Random generator of this level and round, derived from the run's seed."""
 
 
-Participation = None | str | float | int | Callable[[Draw], np.ndarray]
+Participation = None | str | float | int | Callable[[ParticipationContext], np.ndarray]
 """All children (None, "all" or 1.0), a fraction or a number of the children of each parent, or a
 function that returns a mask of the level."""
 
@@ -87,7 +87,7 @@ def sample_participants(
             convert_errors("schedule.participation", getattr(participation, "__name__", participation)),
             seeded_rng(key),
         ):
-            mask = np.asarray(participation(Draw(tree, level, round, random)))
+            mask = np.asarray(participation(ParticipationContext(tree, level, round, random)))
         if mask.shape != (size,) or mask.dtype != bool:
             raise InvalidInput("schedule.participation", mask, f"the function must give a boolean mask of {size} nodes")
         return mask & ~busy_N

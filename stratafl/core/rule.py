@@ -64,7 +64,7 @@ class LazyRows(Protocol):
 
 class SgdPath(NamedTuple):
     """Point that plain SGD would have reached along the same directions, for clients whose
-    optimizer moves the model elsewhere (see `Leaf.is_nonlinear`)."""
+    optimizer moves the model elsewhere (see `ClientUpdate.is_nonlinear`)."""
 
     start: Tensor | LazyRows
     """Point at which the child got its model."""
@@ -183,7 +183,7 @@ class Rule(NamedTuple):
     """local(x, g, edge) -> direction: the direction of a client's step, from its model and its
     direction so far: the gradient plus all corrections, changed by the `local` of the edge levels
     above. It is called once for each edge level whose rule has a `local`, where the client's chain
-    has its stage `corrections`, which is before the clip of the standard chain."""
+    has its transform `corrections`, which is before the clip of the standard chain."""
     down: Callable[[Rows, Tensor, Edge], Rows] | None = None
     """down(state, x, edge) -> state: the child's state after it got the parent's new model,
     `edge.merged`. Here `edge.rate` is the mean over the siblings."""
@@ -203,7 +203,7 @@ class Rule(NamedTuple):
     measures: bool = False
     """Whether the rule derives gradients from displacements of models, with `edge.gradient` or
     `edge.drift`; nodes then carry an SGD path if the clients' optimizer needs it (see
-    `Leaf.is_nonlinear`)."""
+    `ClientUpdate.is_nonlinear`)."""
     counts_late: bool = False
     """Whether the children's states stay valid when an update counts in a later synchronisation
     than the one it was made for (see `federation.state`). Not needed by a rule without states."""

@@ -19,7 +19,7 @@ import torch
 from stratafl.base.errors import InvalidInput
 from stratafl.base.topology import Topology
 from stratafl.base.validation import repeated
-from stratafl.core.client_update import Leaf
+from stratafl.core.client_update import ClientUpdate
 from stratafl.core.participation import check_participation
 from stratafl.core.rule import Rule
 from stratafl.core.schedule import SyncSchedule
@@ -112,9 +112,9 @@ def _reconstructed(run: StoredRun, config: Tables, workload: Workload) -> Recove
         raise InvalidInput(
             "run", run.path, "its parents waited by time, and its run.json does not say on which network"
         )
-    rules, leaf = _rules(run, config, workload.tree.depth), _leaf(config, run.total)
-    parameters, buffers = _model_size(run, workload, rules, leaf)
-    workload = replace(workload, sizes=message_sizes(rules, parameters, buffers, leaf))
+    rules, update = _rules(run, config, workload.tree.depth), _client_update(config, run.total)
+    parameters, buffers = _model_size(run, workload, rules, update)
+    workload = replace(workload, sizes=message_sizes(rules, parameters, buffers, update))
     return RecoveredWorkload(
         workload, parameters, buffers, tuple(_traffic_differences(run, workload)), flops_of(run, parameters)
     )
@@ -200,7 +200,7 @@ def _rules(run: StoredRun, config: Tables, depth: int) -> tuple[Rule, ...]:
         raise InvalidInput("run", run.path, f"its method cannot be made again: {problem}") from None
 
 
-def _leaf(config: Tables, rounds: int) -> Leaf | None:
+def _client_update(config: Tables, rounds: int) -> ClientUpdate | None:
     """Client settings, as far as they decide the messages; None if only the run's program has
     them."""
     try:
@@ -233,12 +233,14 @@ def _recorded_bytes(run: StoredRun, workload: Workload, rounds: int) -> np.ndarr
     return np.array([record["bytes_per_client"] for record in run.rounds[:rounds]]) * workload.tree.leaves
 
 
-def _model_size(run: StoredRun, workload: Workload, rules: Sequence[Rule], leaf: Leaf | None) -> tuple[int, int]:
+def _model_size(
+    run: StoredRun, workload: Workload, rules: Sequence[Rule], update: ClientUpdate | None
+) -> tuple[int, int]:
     """Number of parameters and buffer values of the model, from the bytes that the run sent."""
     rounds = min(INSPECTED_ROUNDS, len(run.rounds))
     recorded = _recorded_bytes(run, workload, rounds)
-    workload = replace(workload, sizes=message_sizes(rules, UNIT, 0, leaf))
-    with_buffers = replace(workload, sizes=message_sizes(rules, UNIT, UNIT, leaf))
+    workload = replace(workload, sizes=message_sizes(rules, UNIT, 0, update))
+    with_buffers = replace(workload, sizes=message_sizes(rules, UNIT, UNIT, update))
     per_parameter = _client_bytes(workload, rounds) / UNIT
     per_buffer = _client_bytes(with_buffers, rounds) / UNIT - per_parameter
     parameters, buffers = recorded[0] / per_parameter[0], 0.0

@@ -20,8 +20,8 @@ from stratafl.core.client_training import (
     TrainRequest,
     split_proximal_behind_clip,
 )
-from stratafl.core.client_update import Leaf, Stage, StandardChain, apply_transforms
-from stratafl.core.optimizer import OPTIMIZERS, Optimiser
+from stratafl.core.client_update import ClientUpdate, GradientTransform, StandardChain, apply_transforms
+from stratafl.core.optimizer import OPTIMIZERS, Optimizer
 from stratafl.core.rows import IndexedRows
 from stratafl.core.rule import Edge, Proximal
 from stratafl.core.rule import Rows as States
@@ -82,7 +82,7 @@ class ChunkState(NamedTuple):
 
     x_CP: Tensor
     b_CZ: Tensor
-    optimizer: Optimiser
+    optimizer: Optimizer
     state: States
     """States of the optimizer, one row per client."""
     path_CP: Tensor | None
@@ -91,10 +91,10 @@ class ChunkState(NamedTuple):
     """Sum of the corrections on a client's path to the root and of the constant parts of proximal
     terms."""
     local_terms: tuple[BoundLocalTerm, ...]
-    stages: tuple[Stage, ...]
-    """Stages of the client update, with the proximal terms that act behind its clip."""
+    transforms: tuple[GradientTransform, ...]
+    """Transforms of the client update, with the proximal terms that act behind its clip."""
     fused_chain: StandardChain | None
-    """Settings of the fused optimizer step. None for stages other than the standard ones, rules
+    """Settings of the fused optimizer step. None for transforms other than the standard ones, rules
     with local terms that are not proximal, and optimizers written by a user."""
     proximal_strength: float = 0.0
     """Sum of the mu of all proximal terms mu (x - model). Their part mu x changes with every step,
@@ -103,28 +103,28 @@ class ChunkState(NamedTuple):
     """Memory for correction + proximal_strength * x."""
 
     @staticmethod
-    def allocate(request: TrainRequest, clients: int, leaf: Leaf) -> ChunkState:
+    def allocate(request: TrainRequest, clients: int, update: ClientUpdate) -> ChunkState:
         """Allocate the state of this many clients of a request."""
 
         def empty_like(rows: IndexedRows) -> Tensor:
             return empty_rows(clients, rows.rows_MP.shape[1], rows.rows_MP)
 
-        rules, stages = split_proximal_behind_clip(request.local_rules, leaf.stages)
+        rules, transforms = split_proximal_behind_clip(request.local_rules, update.transforms)
         terms = _proximal_terms(rules)
         strength = sum((rule.local.strength for rule in rules if terms and isinstance(rule.local, Proximal)), 0.0)
         local_terms = () if terms else tuple(BoundLocalTerm(rule.local, rule.edge(empty_like)) for rule in rules)
-        is_fused = not local_terms and type(leaf.optimiser) in OPTIMIZERS.values()
-        states = leaf.optimiser.init(request.model.rows_MP[:1])
+        is_fused = not local_terms and type(update.optimizer) in OPTIMIZERS.values()
+        states = update.optimizer.init(request.model.rows_MP[:1])
         return ChunkState(
             x_CP=empty_like(request.model),
             b_CZ=empty_like(request.buffers),
-            optimizer=leaf.optimiser,
+            optimizer=update.optimizer,
             state={name: empty_rows(clients, rows.shape[1], rows) for name, rows in states.items()},
             path_CP=empty_like(request.model) if request.wants_sgd_path else None,
             correction_CP=empty_like(request.model) if request.corrections or terms else None,
             local_terms=local_terms,
-            stages=stages,
-            fused_chain=StandardChain.from_stages(stages) if is_fused else None,
+            transforms=transforms,
+            fused_chain=StandardChain.from_transforms(transforms) if is_fused else None,
             proximal_strength=strength,
             scratch_CP=empty_like(request.model) if strength else None,
         )
@@ -184,7 +184,9 @@ class ChunkState(NamedTuple):
         `clipped_steps`."""
         chain = self.fused_chain
         if chain is None:
-            direction_CP = apply_transforms(self.stages, gradients.grads_CP, self.x_CP, self._correct, clipped_steps)
+            direction_CP = apply_transforms(
+                self.transforms, gradients.grads_CP, self.x_CP, self._correct, clipped_steps
+            )
             optimizer_step(
                 self.x_CP, direction_CP, lr, optimizer=self.optimizer, state=self.state, path_CP=self.path_CP
             )

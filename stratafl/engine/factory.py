@@ -58,8 +58,8 @@ def default_engine_name(
     """
     if expected_clients < MIN_CLIENTS or precision in HALF_DTYPES:
         return "loop"
-    # a user's stage may depend on all rows in its argument, and in the loop it gets one row
-    if StandardChain.from_stages(full_training.client_update.stages) is None:
+    # a user's transform may depend on all rows in its argument, and in the loop it gets one row
+    if StandardChain.from_transforms(full_training.client_update.transforms) is None:
         return "loop"
     sizes = full_training.clients.sizes.tolist()
     batch = max(sizes) if full_training.batch_size is None else min(full_training.batch_size, max(sizes))

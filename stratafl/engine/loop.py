@@ -17,7 +17,7 @@ from torch import Tensor
 
 from stratafl.base.rng import PROCESS_LOCK, Stream, derive_seed, device_generator, torch_as_before
 from stratafl.core.client_training import ClientTraining, TrainRequest, TrainResult, split_proximal_behind_clip
-from stratafl.core.client_update import CorrectionFn, Stage, apply_transforms
+from stratafl.core.client_update import CorrectionFn, GradientTransform, apply_transforms
 from stratafl.data.batches import batch_indices
 from stratafl.engine.module_profile import ModuleProfile, profile_module
 from stratafl.engine.precision import MixedPrecision, Precision, float32_matmul_precision
@@ -63,7 +63,7 @@ class LoopEngine:
     ):
         """how: "loop", or "loop: reason" where another engine was asked for; precision: of the
         products; profile: of the module, observed here by default."""
-        self.training, self.leaf, self.how = training, training.client_update, how
+        self.training, self.client_update, self.how = training, training.client_update, how
         self.profile = profile_module(training) if profile is None else profile
         self._mixed_precision = MixedPrecision(precision, training.samples.device, training.flat.dtype)
         self.precision = self._mixed_precision.precision
@@ -77,25 +77,25 @@ class LoopEngine:
         return int(self._clipped_steps)
 
     def train(self, request: TrainRequest) -> TrainResult:
-        local_rules, stages = split_proximal_behind_clip(request.local_rules, self.leaf.stages)
+        local_rules, transforms = split_proximal_behind_clip(request.local_rules, self.client_update.transforms)
         self.training.flat.train()
         request = replace(request, local_rules=local_rules)
         with self._isolated():
-            results = [self._train(request, client, stages) for client in request.clients]
+            results = [self._train(request, client, transforms) for client in request.clients]
         return TrainResult.concatenate([TrainResult.empty_for(replace(request, clients=[])), *results])
 
-    def _train(self, request: TrainRequest, client: int, stages: Sequence[Stage]) -> TrainResult:
+    def _train(self, request: TrainRequest, client: int, transforms: Sequence[GradientTransform]) -> TrainResult:
         """Train one client."""
-        lr, optimizer = float(self.leaf.lr(request.round)), self.leaf.optimiser
+        lr, optimizer = float(self.client_update.lr(request.round)), self.client_update.optimizer
         x_1P, b_1B = request.model.row(client).clone(), request.buffers.row(client).clone()
         counts = request.first_step, request.steps, 1
-        first, steps, steps_per_count = (self.training.steps(self.leaf, client, count) for count in counts)
+        first, steps, steps_per_count = (self.training.steps(self.client_update, client, count) for count in counts)
         integers, correct = self._integer_buffers(first), _correction_fn(request, client)
         state = {name: rows.row(client) for name, rows in request.client_rows.items()} or optimizer.init(x_1P)
         path_1P = torch.zeros_like(x_1P if request.wants_sgd_path else x_1P[:, :0])
         for step, batch in enumerate(self._batches(client, first, steps), first):
             direction_1P = self._gradient(client, step, x_1P, b_1B, integers, batch)
-            direction_1P = apply_transforms(stages, direction_1P, x_1P, correct, self._clipped_steps)
+            direction_1P = apply_transforms(transforms, direction_1P, x_1P, correct, self._clipped_steps)
             state, change_1P = optimizer.step(state, direction_1P, x_1P, lr)
             x_1P -= change_1P
             if request.wants_sgd_path:
@@ -107,7 +107,7 @@ class LoopEngine:
         self.training.flat.train()
         with self._isolated():
             for client in request.clients:
-                first = self.training.steps(self.leaf, client, request.first_step)
+                first = self.training.steps(self.client_update, client, request.first_step)
                 (batch,) = self._batches(client, first, 1)
                 # copies: the state of the run must stay as it is
                 x_1P, b_1B = request.model.row(client).clone(), request.buffers.row(client).clone()

@@ -97,7 +97,7 @@ class StackedEngine:
         """gradients: method that computes them, which has passed its trial; how: sentence for the
         user on this method; profile: of the module; chunk_size: number of clients at once, by
         default as many as fit; cuda_graphs: whether a GPU's steps become CUDA graphs."""
-        self.training, self.leaf = training, training.client_update
+        self.training, self.client_update = training, training.client_update
         self.how, self.profile = how, profile
         flat, supply, augment = training.flat, training.samples, training.augment
         device = self._device = supply.device
@@ -134,18 +134,18 @@ class StackedEngine:
 
     def train(self, request: TrainRequest) -> TrainResult:
         order_A = None
-        if self.leaf.epochs is not None:
+        if self.client_update.epochs is not None:
             # clients with most steps first, so that those still training are the first rows
             order_A = np.argsort(-self._steps_per_client(request.clients, 1), kind="stable")
             request = replace(request, clients=[request.clients[index] for index in order_A])
         result = TrainResult.empty_for(request)
-        lr = float(self.leaf.lr(request.round))
+        lr = float(self.client_update.lr(request.round))
         self.training.flat.train()
         with limit_threads(self.training.flat.parameters), float32_matmul_precision(self.precision, self._device):
             for chunk in self._chunks(request, request.steps):
                 state = self._train_chunk(request, chunk, lr)
                 self._write_back(state, result, chunk.rows)
-        if request.wants_sgd_path and self.leaf.epochs is not None:
+        if request.wants_sgd_path and self.client_update.epochs is not None:
             steps_A = self._steps_per_client(request.clients, 1)
             result.path_AP.div_(to_device(steps_A, self._device, result.path_AP.dtype)[:, None])
         self._prefetch(request)
@@ -157,7 +157,7 @@ class StackedEngine:
         self.training.flat.train()
         with limit_threads(self.training.flat.parameters), float32_matmul_precision(self.precision, self._device):
             for chunk in self._chunks(request, 1):
-                state = ChunkState.allocate(request, len(chunk.clients), replace(self.leaf, optimiser=PLAIN))
+                state = ChunkState.allocate(request, len(chunk.clients), replace(self.client_update, optimizer=PLAIN))
                 layout = self._load(state, request, chunk)
                 batch = chunk.step_batch(0, self._step_index(request, chunk.clients))
                 layout.restore(self._batch_gradients(state, batch, PLAIN_REQUEST).grads_CP, g_AP[chunk.rows])
@@ -166,8 +166,8 @@ class StackedEngine:
     def _gradients_for(self, state: ChunkState) -> BatchedGradients:
         """Gradient method for these rows.
 
-        Local terms and stages of a user need rows in the module's order of parameters, since they
-        may treat one parameter unlike another.
+        Local terms and transforms of a user need rows in the module's order of parameters, since
+        they may treat one parameter unlike another.
         """
         return self._gradients_in_module_order if state.fused_chain is None else self._gradients
 
@@ -189,13 +189,13 @@ class StackedEngine:
 
     def _steps_per_client(self, clients: Sequence[int], count: int) -> np.ndarray:
         """Steps of each client for a count of a schedule, which may count epochs."""
-        if self.leaf.epochs is None:
+        if self.client_update.epochs is None:
             return np.full(len(clients), count)
-        return np.array([self.training.steps(self.leaf, client, count) for client in clients])
+        return np.array([self.training.steps(self.client_update, client, count) for client in clients])
 
     def _step_index(self, request: TrainRequest, clients: Sequence[int], number: int = 0) -> int | Tensor:
         """Number in the run of the clients' step `number` of the request."""
-        if self.leaf.epochs is None:
+        if self.client_update.epochs is None:
             return request.first_step + number
         return to_device(self._steps_per_client(clients, request.first_step) + number, self._device)
 
@@ -285,7 +285,7 @@ class StackedEngine:
     def _train_chunk(self, request: TrainRequest, chunk: Chunk, lr: float) -> ChunkState:
         """State of a chunk after all steps of the request."""
         captured = self._cuda_graph(request, chunk)
-        state = captured.state if captured else ChunkState.allocate(request, len(chunk.clients), self.leaf)
+        state = captured.state if captured else ChunkState.allocate(request, len(chunk.clients), self.client_update)
         self._load(state, request, chunk)
         if captured:
             # all clients of the chunk have taken as many steps
@@ -306,7 +306,7 @@ class StackedEngine:
         def run_step(count: int) -> None:
             request = replace(probe, clients=probe.clients[:count])
             for chunk in self._chunks(request, 1):
-                state = ChunkState.allocate(request, count, self.leaf)
+                state = ChunkState.allocate(request, count, self.client_update)
                 self._load(state, request, chunk)
                 self._train_step(uncounted, state, chunk.step_batch(0, 0), 0.0)
 
@@ -335,8 +335,8 @@ class StackedEngine:
             len(chunk.clients),
             bool(request.corrections),
             local_terms,
-            self.leaf.stages,
-            self.leaf.optimiser,
+            self.client_update.transforms,
+            self.client_update.optimizer,
             request.wants_sgd_path,
             chunk.indices.mask_CHB.shape[2],
         )
@@ -355,7 +355,7 @@ class StackedEngine:
         return captured
 
     def _capture_step(self, request: TrainRequest, chunk: Chunk) -> CapturedStep | None:
-        state = ChunkState.allocate(request, len(chunk.clients), self.leaf)
+        state = ChunkState.allocate(request, len(chunk.clients), self.client_update)
         self._load(state, request, chunk)
         before = self._clipped_steps.clone()
         try:

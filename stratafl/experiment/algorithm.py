@@ -13,7 +13,7 @@ from stratafl.base import topology
 from stratafl.base.errors import InvalidInput, convert_errors
 from stratafl.base.topology import Topology
 from stratafl.base.validation import check_integer, check_number
-from stratafl.core.client_update import Leaf, Stage, clip, corrections, decay, needs_sgd_path
+from stratafl.core.client_update import ClientUpdate, GradientTransform, clip, corrections, decay, needs_sgd_path
 from stratafl.core.losses import parse_loss
 from stratafl.core.optimizer import AdamW, LearningRate, constant, cosine, parse_optimizer, step_decay
 from stratafl.core.participation import Participation, check_participation
@@ -41,7 +41,7 @@ class Algorithm:
     """The tree; its weights are set once the data are known."""
     rules: tuple[Rule, ...]
     schedule: SyncSchedule
-    client_update: Leaf
+    client_update: ClientUpdate
     participation: tuple[Participation, ...]
     network: Network | None
     wait: tuple[WaitPolicy, ...]
@@ -170,7 +170,7 @@ def sync_schedule(section: Schedule, tree: Topology) -> SyncSchedule:
     return SyncSchedule.of(periods, depth)
 
 
-def client_update(experiment: Experiment) -> Leaf:
+def client_update(experiment: Experiment) -> ClientUpdate:
     """The local update of every client."""
     section, passes = experiment.client, None
     if experiment.schedule.unit == "epochs":
@@ -181,19 +181,25 @@ def client_update(experiment: Experiment) -> Leaf:
     if isinstance(optimizer, AdamW) and section.weight_decay > 0:
         allowed = 'AdamW has a decay of its own: client.optimizer = { name = "adamw", weight_decay = 0.01 }'
         raise InvalidInput("client.weight_decay", section.weight_decay, allowed)
-    return Leaf(learning_rate(section, experiment.rounds), _stages(section), optimizer, section.optimizer_state, passes)
+    return ClientUpdate(
+        learning_rate(section, experiment.rounds),
+        _gradient_transforms(section),
+        optimizer,
+        section.optimizer_state,
+        passes,
+    )
 
 
-def _stages(section: Client) -> tuple[Stage, ...]:
+def _gradient_transforms(section: Client) -> tuple[GradientTransform, ...]:
     """The transforms between gradient and optimizer."""
     if section.gradient_transforms is not None:
         return tuple(section.gradient_transforms)
-    stages: list[Stage] = [corrections]
+    transforms: list[GradientTransform] = [corrections]
     if section.clip_norm is not None:
-        stages.append(clip(check_number("client.clip_norm", section.clip_norm, at_most=1e30)))
+        transforms.append(clip(check_number("client.clip_norm", section.clip_norm, at_most=1e30)))
     if section.weight_decay > 0:
-        stages.append(decay(section.weight_decay))
-    return tuple(stages)
+        transforms.append(decay(section.weight_decay))
+    return tuple(transforms)
 
 
 def learning_rate(section: Client, rounds: int) -> LearningRate:
@@ -227,7 +233,7 @@ def evaluated_levels(experiment: Experiment, depth: int) -> tuple[int, ...]:
 
 
 def _waiting(
-    experiment: Experiment, rules: Sequence[Rule], leaf: Leaf, tree: Topology
+    experiment: Experiment, rules: Sequence[Rule], update: ClientUpdate, tree: Topology
 ) -> tuple[Network | None, tuple[WaitPolicy, ...]]:
     """The network, if there is one, and whom aggregators wait for, per edge level."""
     chosen = None if experiment.network is None else network(experiment.network, "network")
@@ -241,12 +247,12 @@ def _waiting(
     if any(rule.from_gradient is not None for rule in rules):
         allowed = 'must be "all" where corrections are set from gradients: everybody who takes part sends one first'
         raise InvalidInput("schedule.wait", policies, allowed)
-    _check_late(wait, policies, rules, leaf, tree)
+    _check_late(wait, policies, rules, update, tree)
     return chosen, wait
 
 
 def _check_late(
-    wait: Sequence[WaitPolicy], policies: list[Any], rules: Sequence[Rule], leaf: Leaf, tree: Topology
+    wait: Sequence[WaitPolicy], policies: list[Any], rules: Sequence[Rule], update: ClientUpdate, tree: Topology
 ) -> None:
     """Reject late updates that are applied, where rules or levels do not support them."""
     for level, (policy, rule) in enumerate(zip(wait, rules, strict=True), 1):
@@ -262,6 +268,6 @@ def _check_late(
         if rule.down is not None and (policy.required_updates(children_M)[children_M > 1] < 2).any():
             allowed = "learns from a meeting of two children at least: wait for two, or take scaffold"
             raise InvalidInput("schedule.wait", policy.to_plain(), f"the rule of edge level {level} {allowed}")
-    if any(policy.applies_late_updates for policy in wait) and needs_sgd_path(leaf, rules):
+    if any(policy.applies_late_updates for policy in wait) and needs_sgd_path(update, rules):
         allowed = "late work counts with corrections only where client.optimizer is SGD whose state is reset"
         raise InvalidInput("schedule.wait", policies, allowed)

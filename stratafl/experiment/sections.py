@@ -199,8 +199,8 @@ class Schedule(Section):
     """Unit of the last period: local steps, or passes of each client over its own samples."""
     participation: checked(_participation, PARTICIPATION) = "all"  # type: ignore[valid-type]
     """Children of each parent that take part in a round: `"all"`, a fraction (`0.5`), a number
-    (`5`), or in Python a function of a `Draw` that returns a mask. One entry per edge level, root
-    first, or the clients' alone."""
+    (`5`), or in Python a function of a `ParticipationContext` that returns a mask. One entry per
+    edge level, root first, or the clients' alone."""
     wait: Annotated[Any, Accepts('"all", a table with deadline, first or buffer, or a list of these')] = "all"
     """Whom an aggregator waits for: `"all"`, `{ deadline = seconds }`, `{ first = number or
     fraction }` or `{ buffer = number }`. One entry per edge level, root first, or the clients'

@@ -22,7 +22,7 @@ from stratafl.base.state_dict import StateDict, load_like
 from stratafl.base.topology import Topology
 from stratafl.core.channel import BUFFERS, MODEL, ChannelKey, row_bytes
 from stratafl.core.client_training import LocalRule, TrainRequest, TrainResult
-from stratafl.core.client_update import Leaf, append_sgd_path, needs_sgd_path
+from stratafl.core.client_update import ClientUpdate, append_sgd_path, needs_sgd_path
 from stratafl.core.participation import sample_participants
 from stratafl.core.rows import DriftKernel, IndexedRows, scatter_rows, where_rows, where_tables
 from stratafl.core.rule import Edge, Rows, Rule, SgdPath
@@ -61,7 +61,7 @@ class Federation:
         model_P: Tensor,
         buffers_B: Tensor,
         *,
-        client_update: Leaf | None = None,
+        client_update: ClientUpdate | None = None,
         local_rows: Rows | None = None,
         observers: Iterable[Observer] = (),
         drift_kernel: DriftKernel | None = None,
@@ -69,8 +69,9 @@ class Federation:
         """Initialise all nodes with the same model and buffers.
 
         edges: one entry per edge level, root first.
-        client_update: the clients' chain of update stages (see `core.client_update.Leaf`), which
-            says whether optimizer states outlive a synchronisation; without it they do not.
+        client_update: the clients' chain of gradient transforms (see
+            `core.client_update.ClientUpdate`), which says whether optimizer states outlive a
+            synchronisation; without it they do not.
         local_rows: one row for each other thing that clients keep to themselves (see
             `local_parameters`); every client begins with a copy.
         """
@@ -79,7 +80,7 @@ class Federation:
         """Settings by edge level, from 1, the root's, to the clients'."""
         update, self._local_rows = client_update, local_rows or {}
         self.has_path = update is not None and needs_sgd_path(update, self.rules)
-        self._optimizer = update.optimiser if update is not None and update.keeps_optimizer_state else None
+        self._optimizer = update.optimizer if update is not None and update.keeps_optimizer_state else None
         self._buffer_width = len(buffers_B)
         if self.has_path:
             buffers_B = append_sgd_path(buffers_B, torch.zeros_like(model_P))
@@ -195,7 +196,7 @@ class Federation:
         for observer in self.observers:
             observer.on_training_begin(began)
         result = trainer.train(self.train_request(first_step, steps, round))
-        self.apply_training(result, trainer.engine.leaf.lr_sum(round, steps))
+        self.apply_training(result, trainer.engine.client_update.lr_sum(round, steps))
         return self.synchronize(top_level)
 
     # -- the start of a round ----------------------------------------------------------------------

@@ -25,9 +25,9 @@ from stratafl.base.errors import InvalidInput
 from stratafl.base.topology import Topology
 from stratafl.base.validation import is_within, matching
 from stratafl.core.client_training import Engine, LocalRule, TrainRequest, TrainResult
-from stratafl.core.client_update import Leaf
+from stratafl.core.client_update import ClientUpdate
 from stratafl.core.flat_module import FlatModule
-from stratafl.core.optimizer import Optimiser
+from stratafl.core.optimizer import Optimizer
 from stratafl.core.rows import IndexedRows
 from stratafl.core.rule import Edge, Proximal, Rows, Rule
 
@@ -77,7 +77,7 @@ class SharedLocalSplit(NamedTuple):
 class LocalParameters:
     """Columns of parameters and buffers that stay with the clients; most runs have none."""
 
-    def __init__(self, flat: FlatModule, names: Sequence[str], client_update: Leaf, device: torch.device):
+    def __init__(self, flat: FlatModule, names: Sequence[str], client_update: ClientUpdate, device: torch.device):
         """names: parameters and buffers that stay local."""
         is_local = torch.zeros(flat.parameters, dtype=torch.bool), torch.zeros(flat.buffers, dtype=torch.bool)
         views = flat.unflatten(*is_local)
@@ -85,7 +85,7 @@ class LocalParameters:
             views[name].fill_(True)
         self.parameters, self.buffers = (SharedLocalSplit.from_mask(mask.to(device)) for mask in is_local)
         self.is_empty = not names
-        self._optimizer: Optimiser | None = client_update.optimiser if client_update.keeps_optimizer_state else None
+        self._optimizer: Optimizer | None = client_update.optimizer if client_update.keeps_optimizer_state else None
         self._wrapped: dict[int, tuple[Local, Local]] = {}
 
     def check(self, rules: Sequence[Rule]) -> None:

@@ -13,7 +13,7 @@ import torch
 from stratafl.base.dispatch import FlopCounter, library_layers_disabled
 from stratafl.base.topology import Topology
 from stratafl.core.client_training import TrainResult
-from stratafl.core.client_update import Leaf
+from stratafl.core.client_update import ClientUpdate
 from stratafl.core.rule import Rule
 from stratafl.federation.events import LevelSynchronized, Observer
 from stratafl.federation.federation import Federation
@@ -88,7 +88,11 @@ class _SizeProbe(Observer):
 
 
 def scaled_sizes(
-    rules: Sequence[Rule], parameters: int, buffers: int, leaf: Leaf | None = None, dtype: torch.dtype = torch.float32
+    rules: Sequence[Rule],
+    parameters: int,
+    buffers: int,
+    update: ClientUpdate | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> MessageSizes:
     """Extrapolate message sizes to a model from those of small models.
 
@@ -96,7 +100,7 @@ def scaled_sizes(
     single numbers. It takes as long for a large model as for a small one.
     """
     small, more_parameters, more_buffers = (
-        message_sizes(rules, UNIT * p, UNIT * b, leaf, dtype) for p, b in ((1, 1), (2, 1), (1, 2))
+        message_sizes(rules, UNIT * p, UNIT * b, update, dtype) for p, b in ((1, 1), (2, 1), (1, 2))
     )
 
     def scaled(size: Callable[[MessageSizes], int]) -> int:
@@ -119,7 +123,7 @@ def message_sizes(
     rules: Sequence[Rule],
     parameters: int,
     buffers: int,
-    leaf: Leaf | None = None,
+    update: ClientUpdate | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
 ) -> MessageSizes:
@@ -128,7 +132,7 @@ def message_sizes(
     tree = Topology.of("x".join("1" for _ in rules))
     x_P, b_B = (torch.zeros(values, dtype=dtype, device=device) for values in (parameters, buffers))
     edges = edge_levels(rules, seed=0)
-    federation = Federation(tree, edges, x_P, b_B, client_update=leaf, observers=[probe])
+    federation = Federation(tree, edges, x_P, b_B, client_update=update, observers=[probe])
     federation.begin_round()
     if federation.needs_gradients:
         federation.restart_from_gradients(x_P[None])

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from stratafl.core.participation import Draw, Participation
+from stratafl.core.participation import Participation, ParticipationContext
 from stratafl.federation.state import LatePolicy
 from stratafl.metrics.records import ClockedRound, RoundResult
 from stratafl.network.instance import NetworkInstance
@@ -69,7 +69,7 @@ class VirtualClock:
         timing = self._timing_of(result.round - 1)
         return ClockedRound(**vars(result), clock_seconds=timing.seconds, clock_total=timing.total, late=timing.late)
 
-    def _participants(self, draw: Draw) -> np.ndarray:
+    def _participants(self, draw: ParticipationContext) -> np.ndarray:
         return self._timing_of(self._global_round(draw.level, draw.round)).participants[draw.level, draw.round]
 
     def _aggregated(self, level: int, number: int) -> np.ndarray:

@@ -7,11 +7,11 @@ from torch import Tensor
 from stratafl.core.rule import Rule, average
 from stratafl.rules.registry import register
 
-register("average", at="every", summary="HFedAvg's rule for one edge: the weighted mean of the children.")(average)
-register("hfedavg", at="every", summary="HFedAvg: averaging at every level, each at its own period.")(average)
+register("average", levels="all", summary="HFedAvg's rule for one edge: the weighted mean of the children.")(average)
+register("hfedavg", levels="all", summary="HFedAvg: averaging at every level, each at its own period.")(average)
 
 
-@register("median", at="every")
+@register("median", levels="all")
 def median() -> Rule:
     """Coordinate-wise median of the children's models instead of their mean (weights are
     ignored)."""

@@ -12,9 +12,9 @@ from stratafl.core.rule import Edge, Rows, Rule, average
 from stratafl.rules.registry import register
 
 
-@register("group_correction", at="inner", summary="MTGC's correction between groups only; clients average.")
-@register("local_correction", at="leaf", summary="MTGC's correction of clients only; groups average.")
-@register("mtgc", at="every")
+@register("group_correction", levels="aggregators", summary="MTGC's correction between groups only; clients average.")
+@register("local_correction", levels="clients", summary="MTGC's correction of clients only; groups average.")
+@register("mtgc", levels="all")
 def mtgc(restart: Literal["zero", "gradient", "keep"] = "zero") -> Rule:
     """Multi-timescale gradient correction: one correction per edge, updated whenever the edge
     synchronises.

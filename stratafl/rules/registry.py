@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar, get_args
 
-from stratafl.base.errors import InvalidInput, UserCodeError, convert_errors, unknown_name
+from stratafl.base.errors import InvalidInput, UserCodeError, convert_errors, join_names, unknown_name
 from stratafl.base.rng import ALIKE, seeded_rng
 from stratafl.base.tracebacks import definition_frame
 from stratafl.base.validation import check_choice, check_integer, find_name, name_and_params
 from stratafl.core.rule import Rule, average
 from stratafl.rules.checks import guarded_rule
 
-Place = Literal["every", "leaf", "inner", "root"]
+MethodLevels = Literal["all", "clients", "aggregators", "root"]
 Factory = TypeVar("Factory", bound=Callable[..., Rule])
 
 
@@ -24,7 +24,7 @@ class RegisteredMethod:
 
     name: str
     make: Callable[..., Rule]
-    at: Place
+    levels: MethodLevels
     summary: str
 
     @property
@@ -50,27 +50,31 @@ _shipped: set[str] = set()
 """Names of the package's own methods, which mean the same in every run."""
 
 
-def register(name: str, at: Place = "leaf", summary: str | None = None) -> Callable[[Factory], Factory]:
+def register(
+    name: str, levels: MethodLevels = "clients", summary: str | None = None, **former: object
+) -> Callable[[Factory], Factory]:
     """Decorator: register a rule factory under a name.
 
-    `at` says which edge levels get the rule when the name stands for a whole tree; the other levels
-    average. `"leaf"` is the clients' level (a method of plain federated learning, run inside each
-    group), `"inner"` all levels but the clients', `"root"` the root's, `"every"` all of them. A
-    name that is registered again means the newer factory; the names of the package's own methods
-    cannot be used. Random numbers that a factory draws are the same in every run and at every site
-    of a deployed tree.
+    `levels` says which edge levels get the rule when the name stands for a whole tree; the other
+    levels average. `"clients"` is the clients' level (a method of plain federated learning, run
+    inside each group), `"aggregators"` all levels but the clients', `"root"` the root's, `"all"`
+    all of them. A name that is registered again means the newer factory; the names of the package's
+    own methods cannot be used. Random numbers that a factory draws are the same in every run and at
+    every site of a deployed tree.
     """
+    if former:
+        raise InvalidInput("register", next(iter(former)), f"unknown; levels = {join_names(get_args(MethodLevels))}")
     if not isinstance(name, str) or not name:
         raise InvalidInput("register", name, "must be a name")
     if name in _shipped:
         raise InvalidInput("register", name, "is the name of a rule that stratafl ships: register it under another one")
-    check_choice("register at", at, get_args(Place))
+    check_choice("register levels", levels, get_args(MethodLevels))
 
     def add(make: Factory) -> Factory:
         text = summary or (inspect.getdoc(make) or "").partition("\n\n")[0].replace("\n", " ")
         if not text:
             raise InvalidInput("register", name, "the factory needs a docstring or a summary")
-        _entries[name] = RegisteredMethod(name, make, at, text)
+        _entries[name] = RegisteredMethod(name, make, levels, text)
         return make
 
     return add
@@ -100,8 +104,9 @@ def place(method: str | Mapping[str, object], depth: int) -> tuple[Rule, ...]:
     registered = entry(name)
     rule = registered.rule(**params)
     depth = check_integer("depth", depth, at_least=1)
-    levels = {"every": range(1, depth + 1), "leaf": [depth], "inner": range(1, depth), "root": [1]}[registered.at]
-    return tuple(rule if level in levels else average() for level in range(1, depth + 1))
+    all_levels = range(1, depth + 1)
+    places = {"all": all_levels, "clients": [depth], "aggregators": range(1, depth), "root": [1]}[registered.levels]
+    return tuple(rule if level in places else average() for level in all_levels)
 
 
 def rules_for(rules: RuleLike | Sequence[RuleLike], depth: int) -> tuple[Rule, ...]:

@@ -12,7 +12,7 @@ from stratafl.core.rule import Rows, Rule, average
 from stratafl.rules.registry import register
 
 
-@register("momentum", at="root")
+@register("momentum", levels="root")
 def momentum(lr: float = 1.0, beta: float = 0.9) -> Rule:
     """Momentum at the parent (FedAvgM). For a whole tree: at the root, and other levels average.
 
@@ -29,13 +29,13 @@ def momentum(lr: float = 1.0, beta: float = 0.9) -> Rule:
     return average()._replace(open=lambda x: {"m": torch.zeros_like(x)}, merge=merge)
 
 
-@register("adam", at="root")
+@register("adam", levels="root")
 def adam(lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Rule:
     """Adam at the parent (FedAdam). For a whole tree: at the root, and other levels average."""
     return _adaptive("adam", lr, beta1, beta2, tau, lambda v, square: beta2 * v + (1 - beta2) * square)
 
 
-@register("yogi", at="root")
+@register("yogi", levels="root")
 def yogi(lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Rule:
     """Yogi at the parent (FedYogi). For a whole tree: at the root, and other levels average."""
 

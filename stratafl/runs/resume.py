@@ -232,7 +232,7 @@ class ResumeSession:
             if record.reaches(goals):
                 raise self.rejection(f"reached what it is to stop at in round {record.round} of {len(history)} already")
         for record in history:
-            rate = float(simulation.leaf.lr(record.round - 1))
+            rate = float(simulation.client_update.lr(record.round - 1))
             if record.lr and rate != record.lr:
                 reason = f"the learning rate of round {record.round} was {record.lr:g} and would have been {rate:g}"
                 raise self.rejection(f"{reason} in a run of {simulation.rounds} rounds: begin another run")

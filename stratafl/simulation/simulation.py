@@ -19,7 +19,7 @@ from stratafl.base.topology import Topology
 from stratafl.base.user_code import attribute_errors
 from stratafl.base.validation import check_integer, check_number
 from stratafl.core.client_training import Engine
-from stratafl.core.client_update import Leaf, needs_sgd_path
+from stratafl.core.client_update import ClientUpdate, needs_sgd_path
 from stratafl.core.schedule import SyncSchedule
 from stratafl.data.dataset import FederatedData
 from stratafl.distributed.checkpointing import check_full_state, gather_state, scatter_state
@@ -189,22 +189,24 @@ class Simulation:
         return notebook_card("Simulation", facts, self.history)
 
     @property
-    def leaf(self) -> Leaf:
+    def client_update(self) -> ClientUpdate:
         """The clients' chain, as the engine has it."""
-        return self.engine.leaf
+        return self.engine.client_update
 
-    @leaf.setter
-    def leaf(self, leaf: Leaf) -> None:
-        present = self.engine.leaf
-        keeps_state = present.keeps_optimizer_state or leaf.keeps_optimizer_state
-        is_same_state = (present.optimiser, present.optimiser_state) == (leaf.optimiser, leaf.optimiser_state)
+    @client_update.setter
+    def client_update(self, update: ClientUpdate) -> None:
+        present = self.engine.client_update
+        keeps_state = present.keeps_optimizer_state or update.keeps_optimizer_state
+        is_same_state = (present.optimizer, present.optimizer_state) == (update.optimizer, update.optimizer_state)
         if keeps_state and not is_same_state:
-            raise InvalidInput("client.optimizer", leaf.optimiser, "one whose state is kept cannot be changed in a run")
-        if needs_sgd_path(leaf, self.federation.rules) and not self.federation.has_path:
-            raise InvalidInput("client.optimizer", leaf.optimiser, "must be there from the start where rules correct")
-        if leaf.epochs != present.epochs:
-            raise InvalidInput("schedule.periods", leaf.epochs, "cannot be changed in a run")
-        self.engine.leaf = leaf
+            raise InvalidInput(
+                "client.optimizer", update.optimizer, "one whose state is kept cannot be changed in a run"
+            )
+        if needs_sgd_path(update, self.federation.rules) and not self.federation.has_path:
+            raise InvalidInput("client.optimizer", update.optimizer, "must be there from the start where rules correct")
+        if update.epochs != present.epochs:
+            raise InvalidInput("schedule.periods", update.epochs, "cannot be changed in a run")
+        self.engine.client_update = update
 
     @property
     def meetings_per_round(self) -> int:
@@ -249,7 +251,7 @@ class Simulation:
         round = len(self.history)
         self.ranks.create_groups()
         began = time.perf_counter()
-        check_number("client.lr", self.leaf.lr(round), at_least=0, at_most=torch.finfo(self.flat.dtype).max)
+        check_number("client.lr", self.client_update.lr(round), at_least=0, at_most=torch.finfo(self.flat.dtype).max)
         sync_result = self._train_and_synchronize(round)
         if sync_result.top_level > 1:
             self._seconds += time.perf_counter() - began
@@ -264,7 +266,7 @@ class Simulation:
             self.objective,
             round=round + 1,
             steps=self.mean_steps,
-            lr=float(self.leaf.lr(round)),
+            lr=float(self.client_update.lr(round)),
             seconds=self._seconds + time.perf_counter() - began,
             before=self._before,
         )
@@ -286,7 +288,7 @@ class Simulation:
         )
         self._rejected.append(result.rejected)
         training = self.engine.training
-        self._client_steps += sum(training.steps(self.leaf, client, steps) for client in result.participants)
+        self._client_steps += sum(training.steps(self.client_update, client, steps) for client in result.participants)
         self.step += steps
         self.meetings += 1
         return result
@@ -315,7 +317,7 @@ class Simulation:
         self._reset_counts()
 
     def _clipped(self) -> int | None:
-        if not self.leaf.has_clip:
+        if not self.client_update.has_clip:
             return None
         return 0 if self._clipped_before is None else self.engine.clipped_steps - self._clipped_before
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stratafl.base.rng import preserve_rng
-from stratafl.core.client_update import Leaf
+from stratafl.core.client_update import ClientUpdate
 from stratafl.core.rule import Rule
 from stratafl.core.schedule import SyncSchedule
 from stratafl.data.inputs import Inputs
@@ -23,7 +23,7 @@ def measured(
     inputs: Inputs,
     shared: tuple[Tensor, Tensor],
     rules: Sequence[Rule],
-    leaf: Leaf,
+    update: ClientUpdate,
     schedule: SyncSchedule,
     samples: Sequence[int],
     batch: int | None,
@@ -33,20 +33,22 @@ def measured(
     inputs: some samples, to count the model's operations.
     shared: rows of the parameters and buffers that are sent.
     """
-    steps_N, samples_N = leaf_steps(samples, batch, schedule, leaf.epochs is not None)
+    steps_N, samples_N = leaf_steps(samples, batch, schedule, update.epochs is not None)
     subject.flat.eval()
     return RecordedWorkload(
         parameters=subject.flat.parameters,
         buffers=len(subject.b_B),
         flops_per_sample=training_flops(lambda: subject.outputs(inputs[:1])),
-        messages=_messages(rules, leaf, subject.flat.dtype, *shared),
+        messages=_messages(rules, update, subject.flat.dtype, *shared),
         steps_N=steps_N,
         samples_N=samples_N,
     )
 
 
-def _messages(rules: Sequence[Rule], leaf: Leaf, dtype: torch.dtype, x_P: Tensor, b_B: Tensor) -> MessageSizes | None:
-    sizes = rules, len(x_P), len(b_B), leaf, dtype
+def _messages(
+    rules: Sequence[Rule], update: ClientUpdate, dtype: torch.dtype, x_P: Tensor, b_B: Tensor
+) -> MessageSizes | None:
+    sizes = rules, len(x_P), len(b_B), update, dtype
     try:
         with preserve_rng(x_P.device):
             return message_sizes(*sizes, x_P.device) if any(map(has_user_functions, rules)) else scaled_sizes(*sizes)

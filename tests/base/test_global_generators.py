@@ -40,7 +40,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 def test_a_run_on_the_host_opens_no_gpu(engine: str, opened: list[object]) -> None:
     data = torch.randn(8, 4), torch.arange(8) % 3
     chain = update_of(0.1)
-    chain = replace(chain, stages=(*chain.stages, noisy))
+    chain = replace(chain, transforms=(*chain.transforms, noisy))
     simulate(
         initialised, data, list(torch.arange(8).chunk(4)), "2x2", {"name": "mtgc", "restart": "gradient"},
         periods=[1, 2], rounds=1, leaf=chain, engine=engine,

@@ -1,4 +1,5 @@
-"""A client's step: order of stages, momentum, learning rates, corrections that divide by them."""
+"""A client's step: order of transforms, momentum, learning rates, corrections that divide by
+them."""
 
 from __future__ import annotations
 
@@ -10,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from stratafl import clip, corrections, decay, mtgc
-from stratafl.core.client_update import Stage
+from stratafl.core.client_update import GradientTransform
 from stratafl.core.optimizer import constant, cosine, step_decay
 from tests.flat import client_options, simulate, update_of
 from tests.problems import LeastSquares, half_squares, root
 
 
-def directed(stages: tuple[Stage, ...], g: Tensor, x: Tensor, added: Tensor) -> list[list[float]]:
-    for stage in stages:
-        g = stage(g, x, lambda model, direction: direction + added)
+def directed(transforms: tuple[GradientTransform, ...], g: Tensor, x: Tensor, added: Tensor) -> list[list[float]]:
+    for transform in transforms:
+        g = transform(g, x, lambda model, direction: direction + added)
     return g.tolist()
 
 
@@ -27,7 +28,7 @@ def test_corrections_come_before_the_clip_and_decay_after_it() -> None:
     added = torch.tensor([[0.0, 4.0]])
     chain = client_options(0.1, clip_norm=1.0, weight_decay=0.5)
     # (3, 4) has length 5: clipped to (0.6, 0.8), then half of the model on top
-    assert directed(update_of(chain).stages, g, x, added) == [pytest.approx([5.6, 10.8])]
+    assert directed(update_of(chain).transforms, g, x, added) == [pytest.approx([5.6, 10.8])]
 
 
 def test_users_can_change_the_order_of_stages() -> None:
@@ -45,9 +46,9 @@ def test_clip_treats_rows_independently() -> None:
 
 
 def test_the_chain_has_requested_stages_only() -> None:
-    assert update_of(client_options(0.1)).stages == (corrections,)
-    assert update_of(client_options(0.1, clip_norm=2)).stages == (corrections, clip(2))
-    assert update_of(client_options(0.1, weight_decay=0.1)).stages == (corrections, decay(0.1))
+    assert update_of(client_options(0.1)).transforms == (corrections,)
+    assert update_of(client_options(0.1, clip_norm=2)).transforms == (corrections, clip(2))
+    assert update_of(client_options(0.1, weight_decay=0.1)).transforms == (corrections, decay(0.1))
 
 
 # -- momentum -------------------------------------------------------------------------------------

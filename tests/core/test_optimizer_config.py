@@ -39,7 +39,7 @@ participation = [1.0, 1]
 [client]
 lr = 0.01
 batch_size = 10
-optimizer = {optimiser}
+optimizer = {optimizer}
 optimizer_state = "keep"
 
 [storage]
@@ -51,9 +51,9 @@ every = 20
 """
 
 
-def config(optimiser: object, **more: object) -> Experiment:
+def config(optimizer: object, **more: object) -> Experiment:
     return Experiment.from_table(
-        {"client": {"lr": 0.1, "optimizer": optimiser, **more}, "schedule": {"periods": [1, 1]}}
+        {"client": {"lr": 0.1, "optimizer": optimizer, **more}, "schedule": {"periods": [1, 1]}}
     )
 
 
@@ -66,17 +66,17 @@ def own(folder: Path) -> Path:
 
 
 def test_names_tables_and_paths(tmp_path: Path) -> None:
-    assert client_update(config("sgd")).optimiser == SGD()
-    assert client_update(config({"name": "sgd", "momentum": 0.5})).optimiser == SGD(0.5)
-    assert client_update(config("adam")).optimiser == Adam()
+    assert client_update(config("sgd")).optimizer == SGD()
+    assert client_update(config({"name": "sgd", "momentum": 0.5})).optimizer == SGD(0.5)
+    assert client_update(config("adam")).optimizer == Adam()
     chain = client_update(config({"name": "adamw", "betas": [0.8, 0.9], "weight_decay": 0.1}, optimizer_state="keep"))
-    assert chain.optimiser == AdamW((0.8, 0.9), weight_decay=0.1) and chain.keeps_optimizer_state
+    assert chain.optimizer == AdamW((0.8, 0.9), weight_decay=0.1) and chain.keeps_optimizer_state
     path = own(tmp_path)
-    assert client_update(config({"name": f"{path}:Signs", "beta": 0.5})).optimiser == (0.5,)
-    assert client_update(config(f"{path}:Signs")).optimiser == (0.9,)
+    assert client_update(config({"name": f"{path}:Signs", "beta": 0.5})).optimizer == (0.5,)
+    assert client_update(config(f"{path}:Signs")).optimizer == (0.9,)
     # a run notices when the file changes
-    for optimiser in (f"{path}:Signs", {"name": f"{path}:Signs"}):
-        assert path in source_files(config(optimiser).to_table()).values()
+    for optimizer in (f"{path}:Signs", {"name": f"{path}:Signs"}):
+        assert path in source_files(config(optimizer).to_table()).values()
 
 
 @pytest.mark.parametrize(
@@ -93,12 +93,12 @@ def test_a_wrong_path_or_parameter_is_one_line(tmp_path: Path, name: str, words:
 def test_a_deployed_leaf_has_the_config_s_optimiser() -> None:
     study = config("adam", optimizer_state="keep")
     engine = leaf_trainer(study, 1, *part_of(study, 1)).engine
-    assert engine.leaf.optimiser == Adam() and engine.leaf.keeps_optimizer_state
+    assert engine.client_update.optimizer == Adam() and engine.client_update.keeps_optimizer_state
 
 
 def test_the_example_learns_on_every_engine(tmp_path: Path) -> None:
     path = own(tmp_path)
-    text = CONFIG.format(optimiser=f'"{path}:Signs"', rounds=3)
+    text = CONFIG.format(optimizer=f'"{path}:Signs"', rounds=3)
     (tmp_path / "study.toml").write_text(text)
     models = []
     for engine in ("loop", "stacked", "vmap"):
@@ -110,11 +110,11 @@ def test_the_example_learns_on_every_engine(tmp_path: Path) -> None:
         torch.testing.assert_close(models[0], other, rtol=0, atol=0.02)  # a sign may fall either way
 
 
-@pytest.mark.parametrize("optimiser", [slow('{ name = "adamw", betas = [0.9, 0.99] }'), '"my_optimiser.py:Signs"'])
-def test_a_run_that_is_killed_goes_on_to_the_same_bits(server: Server, tmp_path: Path, optimiser: str) -> None:
+@pytest.mark.parametrize("optimizer", [slow('{ name = "adamw", betas = [0.9, 0.99] }'), '"my_optimiser.py:Signs"'])
+def test_a_run_that_is_killed_goes_on_to_the_same_bits(server: Server, tmp_path: Path, optimizer: str) -> None:
     own(tmp_path)
     study = tmp_path / "study.toml"
-    study.write_text(CONFIG.format(optimiser=optimiser, rounds=30))
+    study.write_text(CONFIG.format(optimizer=optimizer, rounds=30))
     code, output = server.run("run", study, "--quiet", "--runs", tmp_path / "whole", cwd=tmp_path)
     assert code == 0, output
     process = server.start("run", study, "--quiet", "--runs", tmp_path / "killed", cwd=tmp_path)

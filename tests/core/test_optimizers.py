@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stratafl.base.errors import InvalidInput
-from stratafl.core.client_update import Leaf, clip, corrections
+from stratafl.core.client_update import ClientUpdate, clip, corrections
 from stratafl.core.optimizer import SGD, Adam, AdamW, constant
 from stratafl.engine.factory import make_engine
 from stratafl.federation.local_parameters import ClientTrainer
@@ -71,17 +71,17 @@ def test_a_client_alone_is_torch_s_own(chain: str, state: str) -> None:
     module = nn.Linear(3, 1, bias=False, dtype=torch.float64)
     with torch.no_grad():
         module.weight.copy_(torch.tensor(problem.x0))
-    optimiser = torch_s_own(chain, module)
+    optimizer = torch_s_own(chain, module)
     for _ in range(3):
         if state == "reset":
-            optimiser = torch_s_own(chain, module)
+            optimizer = torch_s_own(chain, module)
         for _ in range(6):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             half_squares(module(inputs), targets).backward()
             if "clip_norm" in CHAINS[chain]:
                 nn.utils.clip_grad_norm_(module.parameters(), 0.3)
                 module.weight.grad += 0.1 * module.weight.detach()
-            optimiser.step()
+            optimizer.step()
     update = client_options(0.05, optimizer_state=state, **CHAINS[chain])
     result = problem.run("hfedavg", periods=[6], rounds=3, lr=update)
     # torch divides a clip's norm by a little more than it
@@ -191,12 +191,12 @@ def test_a_state_without_optimizers_fits_no_run_that_keeps_them() -> None:
 def test_a_kept_optimiser_cannot_be_exchanged_in_a_run() -> None:
     sim = pairs.federation(leaf=client_options(0.1, optimizer="adam", optimizer_state="keep"))
     with pytest.raises(InvalidInput, match="cannot be changed in a run"):
-        sim.leaf = update_of(client_options(0.1))
-    sim.leaf = update_of(client_options(0.05, optimizer="adam", optimizer_state="keep"))
+        sim.client_update = update_of(client_options(0.1))
+    sim.client_update = update_of(client_options(0.05, optimizer="adam", optimizer_state="keep"))
     assert next(sim).lr == 0.05
     plain = pairs.federation()
     with pytest.raises(InvalidInput, match="from the start"):
-        plain.leaf = update_of(client_options(0.1, optimizer="adam"))
+        plain.client_update = update_of(client_options(0.1, optimizer="adam"))
 
 
 # -- refused input -------------------------------------------------------------------------------
@@ -225,16 +225,16 @@ def test_an_invalid_optimizer_is_refused(options: dict[str, Any], field: str, al
 
 
 def test_names_and_objects_are_equivalent() -> None:
-    assert update_of(client_options(0.1, optimizer="adam")).optimiser == Adam()
-    assert update_of(client_options(0.1, optimizer={"name": "adamw", "betas": [0.8, 0.9]})).optimiser == AdamW(
+    assert update_of(client_options(0.1, optimizer="adam")).optimizer == Adam()
+    assert update_of(client_options(0.1, optimizer={"name": "adamw", "betas": [0.8, 0.9]})).optimizer == AdamW(
         (0.8, 0.9)
     )
     assert (
-        update_of(client_options(0.1, momentum=0.9)).optimiser
-        == update_of(client_options(0.1, optimizer=SGD(0.9))).optimiser
+        update_of(client_options(0.1, momentum=0.9)).optimizer
+        == update_of(client_options(0.1, optimizer=SGD(0.9))).optimizer
         == SGD(0.9)
     )
-    assert update_of(client_options(0.1)).optimiser == SGD()
+    assert update_of(client_options(0.1)).optimizer == SGD()
 
 
 class Hidden:
@@ -321,16 +321,16 @@ IMPURE = {
 
 @pytest.mark.parametrize("name", IMPURE)
 def test_an_impure_optimizer_is_refused_before_the_run(name: str) -> None:
-    optimiser, why = IMPURE[name]
+    optimizer, why = IMPURE[name]
     with pytest.raises(InvalidInput, match=why):
-        pairs.federation(leaf=client_options(0.1, optimizer=optimiser))
+        pairs.federation(leaf=client_options(0.1, optimizer=optimizer))
 
 
 def test_a_stage_with_memory_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"client\.gradient_transforms.*Hidden.*optimiser"):
-        pairs.federation(leaf=Leaf(constant(0.1), (corrections, Hidden())))
+    with pytest.raises(InvalidInput, match=r"client\.gradient_transforms.*Hidden.*optimizer"):
+        pairs.federation(leaf=ClientUpdate(constant(0.1), (corrections, Hidden())))
     fine: list[Any] = [lambda d, x, correct: d * x.cos(), lambda d, x, correct: d * x.log().nan_to_num(1) + d.sqrt()]
     for stage in fine:  # NaN is no difference
-        pairs.federation(leaf=Leaf(constant(0.1), (corrections, clip(0.1), stage)))
+        pairs.federation(leaf=ClientUpdate(constant(0.1), (corrections, clip(0.1), stage)))
     with pytest.raises(InvalidInput, match="a direction of the model's shape"):
-        pairs.federation(leaf=Leaf(constant(0.1), (lambda d, x, correct: None,)))
+        pairs.federation(leaf=ClientUpdate(constant(0.1), (lambda d, x, correct: None,)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stratafl import Draw, InvalidInput, SyncSchedule, Topology
+from stratafl import InvalidInput, ParticipationContext, SyncSchedule, Topology
 from stratafl.core.participation import Participation, check_participation, sample_participants
 
 
@@ -135,7 +135,7 @@ def test_all_children_take_part_equally_often() -> None:
 def test_a_function_of_the_user_s_own() -> None:
     seen: list[tuple[int, int]] = []
 
-    def every_other(chance: Draw) -> np.ndarray:
+    def every_other(chance: ParticipationContext) -> np.ndarray:
         seen.append((chance.level, chance.round))
         return np.arange(chance.tree.sizes[chance.level]) % 2 == chance.round % 2
 
@@ -147,7 +147,7 @@ def test_a_function_of_the_user_s_own() -> None:
 def test_a_function_may_select_nobody_and_its_generator_is_pure() -> None:
     assert sampled(lambda chance: np.zeros(16, dtype=bool))[1] == [0, 0, 0, 0]
 
-    def random_half(chance: Draw) -> np.ndarray:
+    def random_half(chance: ParticipationContext) -> np.ndarray:
         return chance.generator.random(16) < 0.5
 
     assert np.array_equal(sampled(random_half)[0], sampled(random_half)[0])

@@ -94,7 +94,7 @@ class Deployed:
             patience=(patience or Patience(),) * tree.depth,
             update_limit=update_limit,
             update_factor=update_factor,
-            leaf=sim.engine.leaf,
+            leaf=sim.engine.client_update,
             samples=tuple(0 if leaf in undeclared else len(part) for leaf, part in enumerate(self.parts)),
             channels=channels,
         )
@@ -150,9 +150,9 @@ class Deployed:
     def own(self, leaf: str) -> dict[str, torch.Tensor]:
         """What a leaf keeps to itself, where every report counted, the last one, too, of which it
         may not have been told yet; before its first round, what it begins with."""
-        above, chain = self.kept[leaf].above, self.trainer.engine.leaf
+        above, chain = self.kept[leaf].above, self.trainer.engine.client_update
         assert above is not None
-        first = chain.optimiser.init(self.start[0][None]) if chain.keeps_optimizer_state else {}
+        first = chain.optimizer.init(self.start[0][None]) if chain.keeps_optimizer_state else {}
         return (above.optimiser if above.sent is None else above.sent.optimiser) or {
             **first,
             **self.trainer.initial_local,

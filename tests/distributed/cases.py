@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from stratafl import Draw, Simulation, feddyn, mtgc
+from stratafl import ParticipationContext, Simulation, feddyn, mtgc
 from stratafl.base.topology import Shape, Topology
 from stratafl.distributed.communicator import Communicator
 from stratafl.rules.registry import entries
@@ -85,7 +85,7 @@ class Noisy(Dataset):
         return {"input": self.inputs[number] + 0.1 * torch.randn(FEATURES)}, self.targets[number]
 
 
-def every_second(draw: Draw) -> np.ndarray:
+def every_second(draw: ParticipationContext) -> np.ndarray:
     return (np.arange(draw.tree.sizes[draw.level]) + draw.round) % 2 == 0
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from stratafl import Draw
+from stratafl import ParticipationContext
 from stratafl.distributed.communicator import Communicator
 from tests.distributed.cases import make
 
@@ -21,7 +21,7 @@ class Lots:
     def __init__(self, ranks: Communicator, moment: int):
         self.ranks, self.moment, self.drawn = ranks, moment, 0
 
-    def __call__(self, draw: Draw) -> np.ndarray:
+    def __call__(self, draw: ParticipationContext) -> np.ndarray:
         self.drawn += 1
         if self.drawn == self.moment and self.ranks.rank == 1:
             os.kill(os.getpid(), signal.SIGINT)

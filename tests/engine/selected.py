@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from stratafl.core.client_training import ClientTraining
-from stratafl.core.client_update import leaf
 from stratafl.core.flat_module import FlatModule
 from stratafl.core.losses import Loss
 from stratafl.data.dataset import ClientIndex, InMemorySamples
@@ -16,6 +15,7 @@ from stratafl.data.inputs import Inputs
 from stratafl.engine.gradients import BatchedGradients, GradientTask
 from stratafl.engine.module_profile import profile_module
 from stratafl.engine.selection import select_gradient_method
+from tests.flat import client_options, update_of
 
 
 def select(
@@ -24,7 +24,7 @@ def select(
     samples = InMemorySamples(inputs, targets)
     training = ClientTraining(
         flat=flat, loss=loss, samples=samples, clients=ClientIndex.from_lists([torch.arange(len(targets))]),
-        client_update=leaf(0.1), batch_size=None, sampling="shuffle", seed=0,
+        client_update=update_of(client_options(0.1)), batch_size=None, sampling="shuffle", seed=0,
     )  # fmt: skip
     task = GradientTask(flat, loss, inputs, targets, **options)
     return select_gradient_method(task, ("stacked", "vmap"), profile_module(training))

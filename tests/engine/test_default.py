@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from stratafl import Simulation
 from stratafl.core import schedule
 from stratafl.core.client_training import ClientTraining
-from stratafl.core.client_update import Leaf, corrections
+from stratafl.core.client_update import ClientUpdate, corrections
 from stratafl.core.flat_module import FlatModule
 from stratafl.data.dataset import ClientIndex, InMemorySamples
 from stratafl.engine import factory
@@ -76,7 +76,7 @@ def client_training(
     shape: tuple[int, ...] = IMAGE,
     clients: int = CLIENTS,
     samples: int = 6,
-    chain: Leaf | None = None,
+    chain: ClientUpdate | None = None,
 ) -> ClientTraining:
     random = torch.Generator().manual_seed(0)
     data = torch.randn(clients * samples, *shape, generator=random), torch.arange(clients * samples) % 3
@@ -157,7 +157,7 @@ def test_cases_where_the_default_is_the_loop() -> None:
     assert chosen(training, MIN_CLIENTS, "fp32") == "stacked"
     assert chosen(training, MIN_CLIENTS - 0.5, "fp32") == "loop", "few take part"
     assert chosen(training, CLIENTS, "bf16") == "loop", "16 bits"
-    chain = Leaf(update_of(0.1).lr, (corrections, own_stage))
+    chain = ClientUpdate(update_of(0.1).lr, (corrections, own_stage))
     assert chosen(replace(training, client_update=chain), CLIENTS, "fp32") == "loop", "a stage of one's own"
     first, *others = training.clients
     uneven = ClientIndex.from_lists([first, *(part[:1] for part in others)])

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from stratafl.base.errors import InvalidInput
 from stratafl.core.client_training import ClientTraining
-from stratafl.core.client_update import leaf
 from stratafl.core.flat_module import FlatModule
 from stratafl.data.dataset import ClientIndex, InMemorySamples
 from stratafl.engine.factory import make_engine
+from tests.flat import client_options, update_of
 
 
 def made(name: str, module: nn.Module | None = None, clients: int = 3, **more):
@@ -26,7 +26,7 @@ def made(name: str, module: nn.Module | None = None, clients: int = 3, **more):
             loss=F.cross_entropy,
             samples=InMemorySamples(*data),
             clients=ClientIndex.from_lists(parts),
-            client_update=leaf(),
+            client_update=update_of(client_options()),
             batch_size=2,
             sampling="shuffle",
             seed=0,

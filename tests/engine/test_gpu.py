@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stratafl import feddyn
-from stratafl.core.client_update import CorrectionFn, Leaf
+from stratafl.core.client_update import ClientUpdate, CorrectionFn
 from stratafl.core.optimizer import SGD, constant
 from stratafl.data.transforms import flip_and_crop
 from stratafl.engine.factory import EngineName, make_engine
@@ -108,18 +108,18 @@ def test_a_stage_that_treats_one_parameter_unlike_another() -> None:
     def slowed(direction: torch.Tensor, x: torch.Tensor, correct: CorrectionFn) -> torch.Tensor:
         return correct(x, direction) * torch.linspace(0, 1, x.shape[-1], device=x.device)
 
-    settings = {"model": "convolutional", "leaf": Leaf(constant(0.1), (slowed,), SGD(0.5))}
+    settings = {"model": "convolutional", "leaf": ClientUpdate(constant(0.1), (slowed,), SGD(0.5))}
     assert apart(federation(**settings, engine="loop").run(), federation(**settings, engine="stacked").run()) < 1e-4
 
 
 @pytest.mark.parametrize("state", ["reset", "keep"])
 @pytest.mark.parametrize(
-    "optimiser",
+    "optimizer",
     [{"name": "sgd", "momentum": 0.9, "nesterov": True}, {"name": "adam", "eps": 1e-2}, {"name": "adamw", "eps": 1e-2}],
     ids=str,
 )
-def test_every_optimiser(optimiser: dict, state: str) -> None:
-    chain = client_options(0.01, clip_norm=2.0, optimizer=optimiser, optimizer_state=state)
+def test_every_optimiser(optimizer: dict, state: str) -> None:
+    chain = client_options(0.01, clip_norm=2.0, optimizer=optimizer, optimizer_state=state)
     settings = {"model": "convolutional", "leaf": chain, "participation": [1.0, 0.7]}
     assert apart(federation(**settings, engine="loop").run(), federation(**settings, engine="stacked").run()) < 1e-3
 

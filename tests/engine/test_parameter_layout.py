@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stratafl.core.client_update import Leaf, leaf
+from stratafl.core.client_update import ClientUpdate
 from stratafl.core.flat_module import FlatModule
 from stratafl.core.optimizer import SGD, constant
 from stratafl.core.rows import IndexedRows
@@ -16,6 +16,7 @@ from stratafl.engine import kernels
 from stratafl.engine.parameter_layout import ParameterLayout
 from stratafl.rules import feddyn
 from tests.engine.pairs import CLOSE, compare, federation, stacked
+from tests.flat import client_options
 
 
 def convolutional() -> nn.Module:
@@ -46,12 +47,12 @@ def channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         {"rules": ["mtgc", "mtgc"]},
         {"rules": ["mtgc", "fedprox"], "participation": [0.5, 2], "rounds": 4},
-        {"rules": ["mtgc", feddyn(0.5, pull="after_clip")], "leaf": leaf(0.2, clip_norm=0.2)},
+        {"rules": ["mtgc", feddyn(0.5, pull="after_clip")], "leaf": client_options(0.2, clip_norm=0.2)},
         {"rules": {"name": "mtgc", "restart": "gradient"}, "rounds": 3},
         {"rules": ["mtgc", average()._replace(local=lambda x, g, edge: 0.5 * g * (1 + (x - edge.model).abs()))]},
         {"rules": ["mtgc", average()._replace(local=lambda x, g, edge: g + ramp(x) * (x - edge.model))], "chunk": 2},
-        {"leaf": Leaf(constant(0.1), (lambda d, x, correct: correct(x, d) * ramp(x),), SGD(0.5))},
-        {"leaf": leaf(0.2, clip_norm=0.2, weight_decay=0.01, momentum=0.5), "chunk": None},
+        {"leaf": ClientUpdate(constant(0.1), (lambda d, x, correct: correct(x, d) * ramp(x),), SGD(0.5))},
+        {"leaf": client_options(0.2, clip_norm=0.2, weight_decay=0.01, momentum=0.5), "chunk": None},
     ],
     ids=[
         "two corrections",

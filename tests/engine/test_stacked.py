@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stratafl.core.client_update import Leaf, clip, corrections, decay, leaf
+from stratafl.core.client_update import ClientUpdate, clip, corrections, decay
 from stratafl.core.rule import average
 from stratafl.data.transforms import flip_and_crop
 from stratafl.engine import cuda_graphs, kernels
@@ -47,15 +47,15 @@ def test_sampling(batch: int | None, sampling: str) -> None:
 @pytest.mark.parametrize(
     "chain",
     [
-        leaf(0.3, momentum=0.9),
-        leaf(0.3, clip_norm=0.05),
-        leaf(0.3, weight_decay=0.1),
-        leaf(lambda round: 0.2 / (1 + round), clip_norm=0.2, weight_decay=0.01, momentum=0.5),
-        Leaf(lambda round: 0.1, (clip(0.1), corrections, decay(0.1))),
+        update_of(client_options(0.3, momentum=0.9)),
+        update_of(client_options(0.3, clip_norm=0.05)),
+        update_of(client_options(0.3, weight_decay=0.1)),
+        update_of(client_options(lambda round: 0.2 / (1 + round), clip_norm=0.2, weight_decay=0.01, momentum=0.5)),
+        ClientUpdate(lambda round: 0.1, (clip(0.1), corrections, decay(0.1))),
     ],
 )
 @pytest.mark.parametrize("rules", ["mtgc", slow("feddyn")])
-def test_client_update_chains(rules: str, chain: Leaf) -> None:
+def test_client_update_chains(rules: str, chain: ClientUpdate) -> None:
     assert compare(rules=rules, leaf=chain) < CLOSE
 
 
@@ -63,7 +63,7 @@ def test_the_chain_may_change_between_rounds() -> None:
     results = []
     for sim in (federation(rounds=3), stacked(federation(rounds=3))):
         next(sim)
-        sim.leaf = update_of(client_options(0.5, momentum=0.3))
+        sim.client_update = update_of(client_options(0.5, momentum=0.3))
         results.append(sim.run().models[0])
     assert torch.allclose(*results, rtol=0, atol=CLOSE)
 
@@ -249,7 +249,7 @@ def test_transforms(augment) -> None:
 def test_same_bits_twice_and_in_any_chunks(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     def run(chunk: int | None) -> bytes:
         model = seeded(lambda: build(name, shape, 3))
-        chain = leaf(0.1, clip_norm=0.5, momentum=0.5, weight_decay=0.01)
+        chain = update_of(client_options(0.1, clip_norm=0.5, momentum=0.5, weight_decay=0.01))
         settings = {"model": lambda: model().to(dtype), "shape": shape, "rounds": 1, "leaf": chain}
         result = stacked(federation(**settings), chunk_size=chunk).run()
         return result.models[-1].numpy().tobytes()
@@ -313,7 +313,7 @@ def test_kernels_that_write_gradients_to_the_rows(name: str, monkeypatch: pytest
     ops = {**REFERENCE_OPS, **{name: writing_gradients(REFERENCE_OPS[name]) for name in names}}
     backend = kernels.TORCH_BACKEND._replace(ops=ops, writes_gradients=frozenset(names), collects_squared_norms=True)
     monkeypatch.setattr(kernels, "TORCH_BACKEND", backend)
-    settings = {"leaf": leaf(0.1, clip_norm=0.5), "rounds": 2}
+    settings = {"leaf": client_options(0.1, clip_norm=0.5), "rounds": 2}
     if name == "lstm":
         model = seeded(lambda: lstm((6,), 3, vocabulary=9, embedding=3, hidden=4))
         assert compare(model=model, inputs=torch.randint(9, (60, 6)), **settings) < CLOSE
@@ -339,7 +339,7 @@ def test_a_captured_step_reads_only_its_inputs(rules: str, momentum: float, monk
 
     monkeypatch.setattr(cuda_graphs, "_capture", capture)
     model = seeded(lambda: mlp((1, 6, 6), 3, (5,)))
-    chain = leaf(lambda round: 0.2 / (1 + round), momentum=momentum, clip_norm=0.5)
+    chain = update_of(client_options(lambda round: 0.2 / (1 + round), momentum=momentum, clip_norm=0.5))
     settings = {
         "rules": rules,
         "model": model,

@@ -53,7 +53,7 @@ def test_a_config_becomes_the_run_it_describes(path: Path) -> None:
     assert simulation.federation.tree.sizes == (1, 2, 5)
     assert simulation.schedule.periods == (2, 3)
     assert simulation.engine.training.batch_size is None
-    assert [simulation.leaf.lr(r) for r in range(2)] == [0.2, 0.1]
+    assert [simulation.client_update.lr(r) for r in range(2)] == [0.2, 0.1]
     assert [rule.local is not None for rule in simulation.federation.rules] == [False, True]
     history = simulation.run().history
     assert [r.round for r in history] == [1, 2]

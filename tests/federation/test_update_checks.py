@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stratafl import Draw, InvalidInput, RoundResult, Simulation, Topology, rules
+from stratafl import InvalidInput, ParticipationContext, RoundResult, Simulation, Topology, rules
 from stratafl.base.errors import join_names
 from stratafl.base.topology import sibling_median
 from stratafl.federation.update_checks import DEFAULT_RATIO, Rejection, limits_by_level
@@ -315,7 +315,7 @@ def test_a_healthy_client_now_and_then_keeps_a_run_alive() -> None:
     """Alone in its round, the broken client loses it, several times in a row; the run goes on to
     its end."""
 
-    def mostly_the_first(chance: Draw) -> np.ndarray:
+    def mostly_the_first(chance: ParticipationContext) -> np.ndarray:
         return np.arange(4) == (0 if chance.round % 6 else 1)
 
     result = study("hfedavg", 1, scale={0: torch.nan}, participation=mostly_the_first, rounds=12).run()

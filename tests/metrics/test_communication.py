@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from stratafl import Draw, Result, RoundResult, average, mtgc, scaffold
+from stratafl import ParticipationContext, Result, RoundResult, average, mtgc, scaffold
 from stratafl.metrics.communication import Total
 from tests.flat import simulate
 from tests.problems import LeastSquares
@@ -144,7 +144,7 @@ def test_who_stays_away_sends_nothing(chosen) -> None:
 
 
 def test_clients_of_an_absent_group_send_nothing() -> None:
-    def only_the_second(chance: Draw) -> np.ndarray:
+    def only_the_second(chance: ParticipationContext) -> np.ndarray:
         return np.arange(GROUPS) == 1
 
     account = run("hfedavg", participation=[only_the_second, None]).communication

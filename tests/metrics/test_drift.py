@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from stratafl import Draw, InvalidInput, Topology, corrections, median
-from stratafl.core.client_update import Leaf
+from stratafl import InvalidInput, ParticipationContext, Topology, corrections, median
+from stratafl.core.client_update import ClientUpdate
 from stratafl.core.optimizer import constant
 from stratafl.metrics.drift import Drift
 from tests.flat import client_options, simulate
@@ -27,7 +27,7 @@ def away(level: int, round: int, node: int) -> bool:
     return (level + 2 * round + node) % 3 == 0
 
 
-def participation(draw: Draw) -> np.ndarray:
+def participation(draw: ParticipationContext) -> np.ndarray:
     parents = draw.tree.parents[draw.level]
     first = np.r_[True, parents[1:] != parents[:-1]]
     return np.array([bool(first[i]) or not away(draw.level, draw.round, i) for i in range(len(parents))])
@@ -276,7 +276,7 @@ class Halved:
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_a_stage_of_one_s_own_reports_what_it_shortened(engine: str) -> None:
-    chain = Leaf(constant(0.05), (corrections, Halved()))
+    chain = ClientUpdate(constant(0.05), (corrections, Halved()))
     assert next(LeastSquares("2x2").simulation("mtgc", rounds=1, lr=chain, engine=engine)).drift["2"]["clipped"] == 1
 
 

@@ -67,9 +67,10 @@ RULES: list[Wrong] = [
     ("adam", lambda: adam(beta2=1.5), "adam.beta2", "1.5", "below 1"),
     ("yogi", lambda: yogi(tau=0), "yogi.tau", "0", "above 0"),
     ("undocumented", lambda: register("blank")(lambda: mtgc()), "register", "'blank'", "docstring"),
-    ("at clients", lambda: register("mine", at="clients"), "register at", "'clients'", "every, inner, leaf, root"),
+    ("levels leaf", lambda: register("mine", levels="leaf"), "register levels", "'leaf'", "aggregators, all"),
+    ("former at", lambda: register("mine", at="every"), "register", "'at'", "levels = all, clients"),
     ("shipped rule", lambda: register("mtgc")(mtgc), "register", "'mtgc'", "another"),
-    ("shipped name", lambda: register("hfedavg", at="root"), "register", "'hfedavg'", "another"),
+    ("shipped name", lambda: register("hfedavg", levels="root"), "register", "'hfedavg'", "another"),
     ("no name", lambda: register(mtgc), "register", "mtgc", "must be a name"),
 ]
 NUMBERS: list[Wrong] = [
@@ -225,7 +226,7 @@ def test_arrays_and_tensors_stand_for_lists() -> None:
 def test_a_name_of_ones_own_may_be_registered_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     for restart in ("zero", "keep"):
-        register("mine", at="root", summary="again")(functools.partial(mtgc, restart))
+        register("mine", levels="root", summary="again")(functools.partial(mtgc, restart))
     assert registry.entry("mine").make.args == ("keep",)
 
 

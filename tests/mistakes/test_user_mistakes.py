@@ -91,7 +91,7 @@ def stage(direction: Tensor, x: Tensor, correct: Callable) -> Tensor:
 
 
 def transforms(stage: Callable) -> dict[str, Any]:
-    """Options of clients with a stage of the user's."""
+    """Options of clients with a transform of the user's."""
     return client_options(gradient_transforms=[corrections, stage])
 
 
@@ -120,8 +120,8 @@ LATER: dict[str, tuple[Callable[[], object], str]] = {
         "learning rate warming raised IndexError: list index out of range, in round 2"),
     "participation": (lambda: run(participation=biased),
         "schedule.participation = 'biased': failed: LookupError: nobody"),
-    "stage": (lambda: run(leaf=transforms(Later(lambda direction, *more: direction, 20))),
-        "stage Later.__call__ raised RuntimeError: not now, in round"),
+    "transform": (lambda: run(leaf=transforms(Later(lambda direction, *more: direction, 20))),
+        "transform Later.__call__ raised RuntimeError: not now, in round"),
     "rule": (lambda: run(late_rule()), "the rule of edge level 2: merge returned None as the model, must be a tensor"),
 }  # fmt: skip
 

@@ -60,16 +60,16 @@ def test_models_train_on_the_shapes_of_each_data_set(data):
         torch.manual_seed(0)
         model = build(name, shape, classes)
         x, y = batch(shape, classes, 2 if name == "resnet18_gn" else 6)
-        optimiser = torch.optim.SGD(model.parameters(), lr=RATES.get(name, 0.02))
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATES.get(name, 0.02))
         losses = []
         for _ in range(3):
             logits = model(x)
             assert logits.shape == (len(x), classes)
             loss = nn.functional.cross_entropy(logits, y)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
             assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
-            optimiser.step()
+            optimizer.step()
             losses.append(loss.item())
         assert losses[-1] < losses[0], (name, losses)
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from stratafl import Draw, InvalidInput, Simulation, price
+from stratafl import InvalidInput, ParticipationContext, Simulation, price
 from stratafl.base.topology import Topology
 from stratafl.cli.main import app
 from stratafl.cost.costs import PriceableRun
@@ -163,7 +163,7 @@ def test_corrections_stay_zero_sum(name: str, restart: str) -> None:
 def test_a_users_own_draw_is_asked_once_a_round() -> None:
     asked: list[tuple[int, int]] = []
 
-    def halves(draw: Draw) -> np.ndarray:
+    def halves(draw: ParticipationContext) -> np.ndarray:
         asked.append((draw.level, draw.round))
         return np.arange(draw.tree.sizes[draw.level]) % 2 == draw.round % 2
 
@@ -189,7 +189,7 @@ def test_a_meeting_for_which_nobody_is_drawn_takes_no_time(policy: Any) -> None:
     """Check that time does not go back: neither that of a group in its global round, nor that of
     the run."""
 
-    def not_second(draw: Draw) -> np.ndarray:
+    def not_second(draw: ParticipationContext) -> np.ndarray:
         return np.full(draw.tree.sizes[draw.level], draw.round % 2 == 0)
 
     options = {
@@ -218,7 +218,7 @@ def test_a_group_in_which_nobody_is_drawn_has_no_model_to_report(policy: Any, la
     """Check that its parent learns that there is no model, without a transfer and without taking a
     child's place."""
 
-    def not_in_group_0(draw: Draw) -> np.ndarray:
+    def not_in_group_0(draw: ParticipationContext) -> np.ndarray:
         return draw.tree.parents[draw.level] > 0
 
     network = {

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stratafl import average, clip, corrections, decay, feddyn
-from stratafl.core.client_update import CorrectionFn, Leaf, Stage
+from stratafl.core.client_update import ClientUpdate, CorrectionFn, GradientTransform
 from stratafl.core.optimizer import constant
 from tests import transcriptions
 from tests.deploy.trees import Deployed, simulation
@@ -47,7 +47,7 @@ def test_the_released_order_by_hand(shape: str, weighted: str, engine: str) -> N
     [slow(client_options(LR)), client_options(LR, weight_decay=DECAY, momentum=0.5)],
     ids=["plain", "momentum"],
 )
-def test_without_a_clip_the_order_is_the_same(chain: Leaf, shape: str, engine: str) -> None:
+def test_without_a_clip_the_order_is_the_same(chain: ClientUpdate, shape: str, engine: str) -> None:
     problem, setting = problem_and_setting(shape, "given")
     one, other = (
         problem.run([rule] * setting.M, rounds=ROUNDS, lr=chain, engine=engine) for rule in (RELEASED, CLIPPED)
@@ -56,7 +56,7 @@ def test_without_a_clip_the_order_is_the_same(chain: Leaf, shape: str, engine: s
 
 
 def halved(direction: Tensor, x: Tensor, correct: CorrectionFn) -> Tensor:
-    """A user's stage that calls `correct`."""
+    """A user's transform that calls `correct`."""
     return 0.5 * correct(x, direction)
 
 
@@ -66,7 +66,7 @@ def cut(direction: np.ndarray, norm: float) -> np.ndarray:
 
 Step = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 """(gradient, model, parent's model) -> direction, in a first round, with zero linear terms."""
-CHAINS: dict[str, tuple[tuple[Stage, ...], Step]] = {
+CHAINS: dict[str, tuple[tuple[GradientTransform, ...], Step]] = {
     "decay before the clip": (
         (corrections, decay(DECAY), clip(NORM)),
         lambda g, x, start: cut(g - ALPHA * start + DECAY * x, NORM) + ALPHA * x,
@@ -79,11 +79,11 @@ CHAINS: dict[str, tuple[tuple[Stage, ...], Step]] = {
         (corrections, clip(2 * NORM), decay(DECAY), clip(NORM), decay(DECAY)),
         lambda g, x, start: cut(cut(g - ALPHA * start, 2 * NORM) + DECAY * x, NORM) + (ALPHA + DECAY) * x,
     ),
-    "a user's stage before the clip": (
+    "a user's transform before the clip": (
         (halved, clip(NORM), decay(DECAY)),
         lambda g, x, start: cut(0.5 * (g - ALPHA * start), NORM) + (ALPHA + DECAY) * x,
     ),
-    "a user's stage and no clip": (
+    "a user's transform and no clip": (
         (halved, decay(DECAY)),
         lambda g, x, start: 0.5 * (g + ALPHA * (x - start)) + DECAY * x,
     ),
@@ -97,12 +97,12 @@ CHAINS: dict[str, tuple[tuple[Stage, ...], Step]] = {
 @every_engine
 @pytest.mark.parametrize("name", CHAINS)
 def test_chains_of_a_user(name: str, engine: str) -> None:
-    stages, direction = CHAINS[name]
+    transforms, direction = CHAINS[name]
     problem = LeastSquares(1)
     x = problem.x0
     for _ in range(5):
         x = x - LR * direction(problem.gradient(0, x), x, problem.x0)
-    result = problem.run([RELEASED], periods=[5], rounds=1, lr=Leaf(constant(LR), stages), engine=engine)
+    result = problem.run([RELEASED], periods=[5], rounds=1, lr=ClientUpdate(constant(LR), transforms), engine=engine)
     assert_close(result.models[1][0].numpy(), x)
 
 
@@ -126,11 +126,11 @@ def shrinks(x: Tensor, g: Tensor, edge) -> Tensor:
     "chain",
     [
         client_options(0.2, clip_norm=0.3, weight_decay=0.01, momentum=0.5),
-        Leaf(constant(0.2), (halved, clip(0.3), lambda direction, x, correct: direction * x.cos())),
+        ClientUpdate(constant(0.2), (halved, clip(0.3), lambda direction, x, correct: direction * x.cos())),
     ],
     ids=["usual", "own"],
 )
-def test_engines_agree_on_every_edge(rules: list, chain: Leaf) -> None:
+def test_engines_agree_on_every_edge(rules: list, chain: ClientUpdate) -> None:
     assert compare(rules=rules, depth=len(rules), leaf=chain) < CLOSE
 
 

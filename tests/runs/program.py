@@ -13,7 +13,7 @@ import sys
 import torch
 from torch import nn
 
-from stratafl import Draw, mtgc
+from stratafl import ParticipationContext, mtgc
 from tests.flat import client_options, simulate
 
 ROUNDS, GROUP_ROUNDS = 3, 5
@@ -34,7 +34,7 @@ class Lots:
     def __init__(self, signal: int, moment: int):
         self.signal, self.moment, self.drawn = signal, moment, 0
 
-    def __call__(self, draw: Draw):
+    def __call__(self, draw: ParticipationContext):
         self.drawn += 1
         if self.drawn == self.moment:
             os.kill(os.getpid(), self.signal)

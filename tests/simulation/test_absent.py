@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from stratafl import Draw, Result
+from stratafl import ParticipationContext, Result
 from tests.problems import LeastSquares, root, without
 
 
@@ -14,7 +14,7 @@ def test_participation_by_function() -> None:
     problem = LeastSquares("2x2")
     seen: list[tuple[int, int]] = []
 
-    def first_only(chance: Draw) -> np.ndarray:
+    def first_only(chance: ParticipationContext) -> np.ndarray:
         seen.append((chance.level, chance.round))
         return np.array([True, False, True, True])
 
@@ -28,7 +28,7 @@ def test_participation_by_function() -> None:
 def test_corrections_cancel_out_also_when_a_group_loses_a_round(restart: str) -> None:
     """Group 0 has nobody in every other group round, so it trained less than its sibling."""
 
-    def sometimes(chance: Draw) -> np.ndarray:
+    def sometimes(chance: ParticipationContext) -> np.ndarray:
         return np.array([chance.round % 2 == 0] * 2 + [True] * 2)
 
     problem = LeastSquares("2x2", "samples")

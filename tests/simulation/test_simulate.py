@@ -101,13 +101,13 @@ def test_an_early_result_is_not_changed_by_the_rounds_after_it() -> None:
 def test_the_leaf_may_be_changed_between_rounds() -> None:
     sim = study(leaf=0.1)
     next(sim)
-    sim.leaf = update_of(client_options(0.05))
+    sim.client_update = update_of(client_options(0.05))
     changed = [record.lr for record in sim]
     scheduled = study(leaf=client_options(step_decay(0.1, every=1, factor=0.5)), rounds=2).run()
     assert changed[0] == scheduled.history[1].lr
     sim = study(leaf=0.1, rounds=2)
     next(sim)
-    sim.leaf = update_of(client_options(0.05))
+    sim.client_update = update_of(client_options(0.05))
     assert_same(sim.run(), scheduled)
 
 

@@ -18,7 +18,7 @@ import torch
 from stratafl.base.errors import InvalidInput
 from stratafl.base.topology import Topology
 from stratafl.core.channel import Channels
-from stratafl.core.client_update import Leaf, needs_sgd_path
+from stratafl.core.client_update import ClientUpdate, needs_sgd_path
 from stratafl.core.participation import Participation, sample_participants
 from stratafl.core.rule import Edge, Rows, Rule
 from stratafl.core.schedule import SyncSchedule
@@ -63,7 +63,7 @@ class Job:
     update_factor: float | Sequence[float] | None = None
     """How many times longer than its siblings' median an update may be before it is refused; any
     length unless given."""
-    leaf: Leaf | None = None
+    leaf: ClientUpdate | None = None
     """A leaf's step, which says what learning rates it uses; None where that is not known."""
     samples: tuple[int, ...] = ()
     """Per leaf, as declared when the run was made; 0, or none at all, where that is not known."""

@@ -110,9 +110,9 @@ class LeafNode(_Keeping):
         return reply
 
     def _train(self, up: Upward, begin: Begin) -> Report:
-        start, chain = up.now.start, self.engine.leaf
+        start, chain = up.now.start, self.engine.client_update
         assert start is not None
-        first = self._trainer.initial_local | (chain.optimiser.init(start.model) if chain.keeps_optimizer_state else {})
+        first = self._trainer.initial_local | (chain.optimizer.init(start.model) if chain.keeps_optimizer_state else {})
         up.now.optimiser = first | up.now.optimiser
         steps, round = self.job.every[-1], self.job.global_round(begin.step)
         corrections = [part for part in (up.now.above, up.now.correction) if part is not None]

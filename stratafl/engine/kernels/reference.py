@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stratafl.core.client_update import PLAIN as PLAIN_SGD
-from stratafl.core.optimizer import SGD, Optimiser
+from stratafl.core.optimizer import SGD, Optimizer
 from stratafl.core.rule import Rows
 from stratafl.engine.precision import HALF_DTYPES, Precision, cast_operand
 from stratafl.engine.random_streams import RandomSource
@@ -265,7 +265,7 @@ def fused_optimizer_step(
     *,
     clip_norm: float | None = None,
     weight_decay: float = 0.0,
-    optimizer: Optimiser = PLAIN_SGD,
+    optimizer: Optimizer = PLAIN_SGD,
     state: Rows | None = None,
     path_CP: Tensor | None = None,
     squared_norms: Sequence[Tensor] = (),
@@ -294,7 +294,7 @@ def fused_optimizer_step(
 
 
 def optimizer_step(
-    x_CP: Tensor, direction_CP: Tensor, lr: float | Tensor, *, optimizer: Optimiser, state: Rows, path_CP: Tensor | None
+    x_CP: Tensor, direction_CP: Tensor, lr: float | Tensor, *, optimizer: Optimizer, state: Rows, path_CP: Tensor | None
 ) -> None:
     """Take an optimizer step, in place, and subtract lr * direction from the path, if any."""
     if path_CP is not None:

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from stratafl.core.client_update import PLAIN
-from stratafl.core.optimizer import SGD, STEP_COUNT, Adam, Optimiser
+from stratafl.core.optimizer import SGD, STEP_COUNT, Adam, Optimizer
 from stratafl.core.rule import Rows
 from stratafl.engine.kernels.common import cdiv, next_power_of_two
 
@@ -172,7 +172,7 @@ class _OptimizerArguments(NamedTuple):
     decoupled_decay: float = 0.0
 
     @staticmethod
-    def of(optimizer: Optimiser, state: Rows) -> _OptimizerArguments:
+    def of(optimizer: Optimizer, state: Rows) -> _OptimizerArguments:
         """Arguments of the optimizer's next step; the step count in `state` is increased by one."""
         if isinstance(optimizer, Adam):
             bias_correction = optimizer.unbiased(state[STEP_COUNT].add_(1), torch.float32)
@@ -193,7 +193,7 @@ def fused_optimizer_step(
     *,
     clip_norm: float | None = None,
     weight_decay: float = 0.0,
-    optimizer: Optimiser = PLAIN,
+    optimizer: Optimizer = PLAIN,
     state: Rows | None = None,
     path_CP: Tensor | None = None,
     squared_norms: Sequence[Tensor] = (),

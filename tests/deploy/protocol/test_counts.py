@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from stratafl import Draw, rules
+from stratafl import ParticipationContext, rules
 from stratafl.deploy.protocol.bounds import OFFENCES
 from stratafl.deploy.protocol.counts import MOST_SHIFTS
 from stratafl.deploy.protocol.job import Patience
@@ -78,7 +78,7 @@ def test_a_late_leaf_ends_where_the_simulation_without_it_ends(method: Any, dept
     late_rounds = 2
     meetings = late_rounds * int(np.prod(PERIODS[depth][:-1]))
 
-    def here(draw: Draw) -> np.ndarray:
+    def here(draw: ParticipationContext) -> np.ndarray:
         mask_N = np.ones(draw.tree.sizes[-1], dtype=bool)
         mask_N[-1] = draw.round >= meetings
         return mask_N

@@ -100,7 +100,7 @@ def loss(outputs, targets):
     return F.cross_entropy(outputs, targets)
 
 
-@register("leaky", at="every")
+@register("leaky", levels="all")
 def leaky():
     "Averaging that fails where it is told to."
     plain = average()

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from stratafl import InvalidInput
 from stratafl.core.client_training import ClientTraining
-from stratafl.core.client_update import leaf
 from stratafl.core.flat_module import FlatModule
 from stratafl.data.dataset import ClientIndex, InMemorySamples
 from stratafl.engine.module_profile import profile_module
 from tests.engine.zoo.entry import Net
+from tests.flat import client_options, update_of
 from tests.simulation.module_profiles import data, furthest, run
 
 WAYS: dict[str, Callable[[Tensor, Tensor], object]] = {
@@ -45,7 +45,7 @@ def test_the_profile_names_what_is_written(whose: str, way: Callable[[Tensor, Te
     samples = InMemorySamples(torch.randn(4, 4), torch.tensor([0, 1, 2, 1]))
     training = ClientTraining(
         flat=flat, loss=F.cross_entropy, samples=samples, clients=ClientIndex.from_lists([torch.arange(4)]),
-        client_update=leaf(), batch_size=None, sampling="shuffle", seed=0,
+        client_update=update_of(client_options()), batch_size=None, sampling="shuffle", seed=0,
     )  # fmt: skip
     assert profile_module(training).mutates == (whose,)
 
