@@ -48,8 +48,13 @@ main()
 """
 
 
-def test_every_command_is_known_here() -> None:
-    assert {(), ("init",), ("run",), ("reproduce",), ("data", "show"), ("deploy", "up")} <= set(COMMANDS)
+def test_the_commands_are_few_and_in_groups() -> None:
+    shown = {name: each for name, each in typer.main.get_command(app).commands.items() if not each.hidden}  # type: ignore[attr-defined]
+    assert set(shown) - {"reproduce"} == {
+        "init", "run", "resume", "sweep", "tune", "config", "runs", "report", "cost", "list", "data", "demo", "deploy",
+    }  # fmt: skip
+    assert len({each.rich_help_panel for name, each in shown.items() if name != "reproduce"}) == 4
+    assert {("data", "show"), ("deploy", "up"), ("runs", "diff"), ("cost timeline",)} <= set(COMMANDS)
 
 
 @pytest.mark.parametrize(

@@ -133,8 +133,8 @@ def test_runs_are_listed_with_the_engine_that_ran(tmp_path: Path, monkeypatch, c
         finished(study(tmp_path, model, "stacked"), tmp_path / "runs")
     capsys.readouterr()
     rows = json.loads(listed(tmp_path / "runs", "--json", monkeypatch=monkeypatch, capsys=capsys))["runs"]
-    assert [(row["engine"], row["precision"]) for row in rows] == [("vmap", "fp32"), ("loop", "fp32")]
-    assert rows[1]["how"].startswith("loop: what it does depends on values")
+    assert [(row["engine"], row["precision"]) for row in rows] == [("loop", "fp32"), ("vmap", "fp32")]
+    assert rows[0]["how"].startswith("loop: what it does depends on values")
     assert [len(row["notes"]) for row in rows] == [1, 1]
     shown = listed(tmp_path / "runs", monkeypatch=monkeypatch, capsys=capsys)
     assert "vmap" in shown and "loop" in shown and "stacked" not in shown
