@@ -20,7 +20,7 @@ SMALL = 'rounds = 1\n\n[tree]\nshape = "2x2"\n\n[model]\nname = "logistic"\n\n[s
 def test_any_encoding_can_show_a_table(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding, write_through=True))
-    assert command(monkeypatch, "list", "methods") == 0
+    assert command(monkeypatch, "list", "models") == 0
     heading, rule, *_ = written.getvalue().decode(encoding).splitlines()
     assert heading.startswith("name") and set(rule) == {"─" if encoding == "utf-8" else "-"}
 

@@ -14,8 +14,8 @@ from stratafl.cli.main import app
 from tests.docs.blocks import ROOT
 from tests.test_architecture import FILES, PACKAGE
 
-OTHER_PROGRAMS = ("base/environment.py", "deploy/flower/", "sweeps/executors.py")
-"""Places whose options are those of git, Flower and SLURM."""
+OTHER_NAMES = ("base/environment.py", "cli/renamed.py", "deploy/flower/", "sweeps/executors.py")
+"""Places with the options of git, Flower and SLURM, and with former ones."""
 COMMANDS: click.Group = typer.main.get_command(app)  # type: ignore[assignment]
 
 
@@ -64,7 +64,7 @@ def test_commands_that_are_named_exist() -> None:
 def test_options_that_are_named_exist() -> None:
     known, named = options(COMMANDS), set()
     for file, text in texts():
-        if not file.startswith(OTHER_PROGRAMS):
+        if not file.startswith(OTHER_NAMES):
             named |= {(file, option) for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)}
     assert len(named) > 30
     assert {each for each in named if each[1] not in known} == set()

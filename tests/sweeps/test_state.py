@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from stratafl.runs.launch import Launch
+from stratafl.runs.session import RunSession
 
 from stratafl.experiment.experiment import Experiment
 from stratafl.sweeps.state import RunState, summary_line
@@ -47,12 +47,12 @@ def test_a_dry_run_says_what_there_is_to_do(project: Path, monkeypatch, capsys) 
     assert command(monkeypatch, *WORDS) == 0
     (project / "grid.toml").write_text(SWEEP)
     experiment = Experiment.from_toml(project / "study.toml", ["method=mtgc", "seed=1"])
-    launch = Launch.new(
-        experiment.replace(plugins=[str(project / "rule.py")]), "mtgc-seed=1", project / "runs" / "grid"
-    )
-    launch.folder.append_round(launch.simulation.advance() or next(launch.simulation))
-    launch.folder.set_status("interrupted", launch.progress, "it was stopped")
-    launch.folder.close()
+    plugins = [str(project / "rule.py")]
+    session = RunSession.start(experiment.replace(plugins=plugins), "mtgc-seed=1", project / "runs" / "grid")
+    assert session.writer is not None
+    session.writer.append_round(session.simulation.advance() or next(session.simulation))
+    session.writer.set_status("interrupted", session.progress, "it was stopped")
+    session.close()
     said = "homesick-seed=0: current\nhomesick-seed=1: new\nmtgc-seed=0: current\n"
     said += "mtgc-seed=1: interrupted at round 1 of 3\n"
     assert dry_run(monkeypatch, capsys) == f"{said}4 runs: 2 current, 1 interrupted at round 1 of 3, 1 new\n"
