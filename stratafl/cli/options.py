@@ -38,7 +38,7 @@ RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder,
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
-class Tracker(StrEnum):
+class TrackerName(StrEnum):
     """Experiment trackers; an enumeration, since Typer takes no lists of Literals."""
 
     TENSORBOARD = "tensorboard"
@@ -47,12 +47,12 @@ class Tracker(StrEnum):
 
 
 Track = Annotated[
-    list[Tracker] | None,
+    list[TrackerName] | None,
     typer.Option(help="Tell a tracker of every round; repeatable."),
 ]
 
 
-def tracked_by(track: list[Tracker] | None, tensorboard: bool) -> list[str]:
+def tracked_by(track: list[TrackerName] | None, tensorboard: bool) -> list[str]:
     """The trackers that were asked for, either way."""
     return [*(track or ()), *(["tensorboard"] if tensorboard else [])]
 

@@ -434,7 +434,7 @@ def test_storage_of_the_experiment_is_that_of_save(tmp_path: Path) -> None:
     assert not list((tmp_path / "y" / "checkpoints").iterdir())
     simulation = experiment.start()
     simulation.save(tmp_path / "z", keep_state=False)
-    assert read_run(tmp_path / "z").config["storage"] == {"checkpoint_every": 1, "keep_state": False}
+    assert read_run(tmp_path / "z").config["storage"] == {"checkpoint_every": 1, "keep_state": False, "tags": []}
 
 
 def test_an_interrupt_is_left_alone_where_nothing_is_saved(tmp_path: Path) -> None:
