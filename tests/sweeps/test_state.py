@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from stratafl.runs.session import RunSession
 
 from stratafl.experiment.experiment import Experiment
+from stratafl.runs.session import RunSession
 from stratafl.sweeps.state import RunState, summary_line
 from tests.commands import CONFIG, command
 from tests.sweeps.inline import OPTION
