@@ -36,9 +36,21 @@ def load_module(field: str, path: Path) -> ModuleType:
     if spec is None or spec.loader is None or not os.path.isfile(path):
         raise InvalidInput(field, path, "cannot be imported: no such Python file")
     module = importlib.util.module_from_spec(spec)
-    with convert_errors(field, path, "cannot be imported"), _seeded_import():
+    with convert_errors(field, path, "cannot be imported"), _seeded_import(), _listed(module):
         spec.loader.exec_module(module)
     return module
+
+
+@contextmanager
+def _listed(module: ModuleType) -> Iterator[None]:
+    """List a module in `sys.modules` while it is executed, where `dataclasses` looks for it, unless
+    another has its name."""
+    is_free = sys.modules.setdefault(module.__name__, module) is module
+    try:
+        yield
+    finally:
+        if is_free:
+            sys.modules.pop(module.__name__, None)
 
 
 def import_module(field: str, value: str, name: str) -> ModuleType:
