@@ -42,5 +42,8 @@ def check_device(device: str | torch.device, field: str = "device") -> torch.dev
         tensor = torch.zeros(1, device=device)
         float(tensor)
     except Exception as problem:
-        raise InvalidInput(field, device, first_line_of(problem) or "is no device of this machine") from None
+        reason = first_line_of(problem) or "is no device of this machine"
+        if reason.startswith("Expected one of"):  # the names of twenty kinds of devices
+            reason = "must be a device of torch, such as cpu, cuda or cuda:1"
+        raise InvalidInput(field, device, reason) from None
     return tensor.device

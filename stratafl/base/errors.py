@@ -121,7 +121,8 @@ def unknown_name(field: str, name: object, names: Iterable[str]) -> InvalidInput
     begun = [choice for choice in choices if text and choice.lower().startswith(text)]
     near = begun or difflib.get_close_matches(text, choices, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return InvalidInput(field, name, f"unknown; {hint}known: {', '.join(choices) or 'none at all'}")
+    known = f"known: {', '.join(choices)}" if choices else "there are none"
+    return InvalidInput(field, name, f"unknown; {hint}{known}")
 
 
 def format_value(value: object) -> str:

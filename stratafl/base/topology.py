@@ -192,7 +192,7 @@ class Topology:
 
     def _subtree_sums(self, leaf_weights: np.ndarray) -> list[np.ndarray]:
         if leaf_weights.shape != (self.leaves,):
-            raise InvalidInput("tree.weights", leaf_weights, f"needs one per client, {self.leaves} of them")
+            raise InvalidInput("tree.weights", leaf_weights.tolist(), f"needs one per client, {self.leaves} of them")
         levels = [leaf_weights]
         for level in range(self.depth, 0, -1):
             sums = np.bincount(self.parents[level], weights=levels[0], minlength=self.sizes[level - 1])

@@ -21,6 +21,7 @@ from stratafl.data.inputs import Inputs, NamedInputs, Pair, combine, is_array, p
 TARGETS = ("labels", "label")
 """Default names of the target column."""
 
+TABLE_SUFFIXES = (".csv", ".parquet")
 ACCEPTED = "must be (inputs, targets) or a map-style data set of such pairs"
 
 
@@ -182,6 +183,8 @@ def _unusable_data_error(field: str, data: object) -> InvalidInput:
     """Build the error about an object that is no data set; for a list, about a wrong entry."""
     is_list = isinstance(data, list)
     for place, part in enumerate(data if isinstance(data, list | tuple) else ()):
+        if is_list and isinstance(part, str | Path) and str(part).lower().endswith(TABLE_SUFFIXES):
+            continue
         if _hint(part) or (is_list and not (is_map_style(part) or _is_pair(part))):
             return InvalidInput(f"{field}[{place}]", type(part).__name__, _hint(part) or ACCEPTED)
     if is_list and data:

@@ -19,7 +19,7 @@ from stratafl.data.catalog.hub import load
 from stratafl.data.catalog.images import picture
 from stratafl.data.catalog.storage import DatasetArrays, StoredDataset, add_statistics
 from stratafl.data.dataset import FederatedData
-from stratafl.data.loading import TARGETS, DataColumns, load_data
+from stratafl.data.loading import TABLE_SUFFIXES, TARGETS, DataColumns, load_data
 
 
 def encode_labels(field: str, values: Sequence[object] | np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -200,7 +200,6 @@ def _concatenate(images: dict[str, np.ndarray], classes: tuple[str, ...]) -> tup
     return np.concatenate(list(images.values())), np.concatenate(y)
 
 
-TABLE_SUFFIXES = (".csv", ".parquet")
 NO_NAME = "Unnamed: "
 """Prefix that pandas gives to the name of an unnamed column."""
 

@@ -19,6 +19,24 @@ SECTION_NAMES = {"Tree": "tree", "Data": "data", "Model": "model", "Method": "me
 """Key of each section in an experiment."""
 
 
+_PASSES = 'schedule.unit = "epochs", and the last of schedule.periods'
+OTHER_NAMES = {
+    **dict.fromkeys(("lr", "learning_rate", "client.learning_rate"), "client.lr"),
+    **dict.fromkeys(("batch_size", "client.batch"), "client.batch_size"),
+    **dict.fromkeys(("optimizer", "optim"), "client.optimizer"),
+    **dict.fromkeys(("momentum", "client.momentum"), 'client.optimizer = { name = "sgd", momentum = 0.9 }'),
+    **dict.fromkeys(("client.grad_clip", "client.gradient_clip", "client.max_grad_norm"), "client.clip_norm"),
+    **dict.fromkeys(("epochs", "local_epochs", "client.epochs", "client.local_epochs"), _PASSES),
+    **dict.fromkeys(("local_steps", "client.steps", "client.local_steps"), "the last of schedule.periods"),
+    **dict.fromkeys(("num_rounds", "global_rounds", "schedule.rounds"), "rounds"),
+    **dict.fromkeys(("clients", "num_clients"), "tree.shape"),
+    **dict.fromkeys(("algorithm", "strategy"), "method"),
+    **dict.fromkeys(("criterion", "client.loss"), "loss"),
+    **dict.fromkeys(("dataset", "data.dataset"), "data.source"),
+}
+"""Names of options in other programs, and what they are here."""
+
+
 class InvalidExperiment(InvalidInput):
     """The first of several mistakes in an experiment; `mistakes` has all of them."""
 
@@ -70,6 +88,8 @@ def _mistake(error: Any, cls: type) -> InvalidInput:
         moved = new_place(key)
         if moved is not None:
             return InvalidInput(key, value, moved)
+        if key in OTHER_NAMES:
+            return InvalidInput(key, value, f"unknown; here it is {OTHER_NAMES[key]}")
         return unknown_name(f"{path or 'experiment'} key", name, options(within))
     if kind in ("missing", "missing_argument"):
         return InvalidInput(f"{path}.{rest[-1]}" if rest else path, None, "must be given")

@@ -51,7 +51,7 @@ class Tree(Section):
 
     @classmethod
     def _is_shorthand(cls, table: Table) -> bool:
-        return not set(table) <= {"shape", "weights"}
+        return "shape" not in table and not set(table) <= {"weights"}
 
 
 @section

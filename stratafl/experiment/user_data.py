@@ -19,14 +19,14 @@ from stratafl.base.user_code import load_attribute
 from stratafl.data import user_files
 from stratafl.data.catalog.storage import StoredDataset
 from stratafl.data.dataset import FederatedData
-from stratafl.data.loading import DataColumns, load_data
+from stratafl.data.loading import TABLE_SUFFIXES, DataColumns, load_data
 from stratafl.data.partition.partition import Partition, check_partition
 from stratafl.experiment.sections import Data
 from stratafl.experiment.toml import HUB
 
 RETURNED = ("train", "test", "partition", "owner", "classes")
 """What a function may return in a table."""
-FILES = (*user_files.TABLE_SUFFIXES, *user_files.ARRAY_SUFFIXES)
+FILES = (*TABLE_SUFFIXES, *user_files.ARRAY_SUFFIXES)
 
 
 def is_own(name: str) -> bool:
@@ -58,7 +58,7 @@ def load_user_data(section: Data, tree: Topology, seed: int) -> FederatedData | 
         allowed = "must be a .csv, .parquet or .npz file, a folder of images, or a function (file.py:load)"
         found = "this is none" if os.path.exists(path) else "there is none"
         raise InvalidInput("data.source", path, f"{allowed}; {found}")
-    if kind in user_files.TABLE_SUFFIXES:
+    if kind in TABLE_SUFFIXES:
         return user_files.read_tables(path, section.test, columns)
     refuse(section, "is not for an .npz file", "columns")
     return user_files.read_arrays(path, section.test)

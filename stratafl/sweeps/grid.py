@@ -17,7 +17,7 @@ from stratafl.base.files import read_json, remove_tree, write_json
 from stratafl.base.validation import check_integer, check_keys, plain, repeated
 from stratafl.experiment.experiment import Experiment, plain_value
 from stratafl.experiment.fields import Section
-from stratafl.experiment.sections import Cosine, Method, StepDecay
+from stratafl.experiment.sections import SECTIONS, Cosine, Method, StepDecay
 from stratafl.experiment.toml import check_plain, parse_change, put, read_toml, with_changes, with_full_paths
 from stratafl.metrics.objective import Goal, GoalLike, parse_goal
 from stratafl.runs import format
@@ -60,7 +60,11 @@ class Sweep:
     @staticmethod
     def load(path: Path, changes: Sequence[str] = ()) -> Sweep:
         """Read a sweep file, with "section.key=value" changes of its base config."""
-        return Sweep.of(read_toml(path), format.slug(path.stem), path.parent, changes)
+        values = read_toml(path)
+        if values.keys() & SECTIONS.keys() and not values.keys() & set(KEYS):
+            allowed = f'is the config of a run; a sweep has config = "{path.name}" and a table [grid]'
+            raise InvalidInput("sweep", path, allowed)
+        return Sweep.of(values, format.slug(path.stem), path.parent, changes)
 
     @staticmethod
     def of(values: Mapping[str, Any], name: str, folder: Path = Path(), changes: Sequence[str] = ()) -> Sweep:

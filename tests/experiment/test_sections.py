@@ -395,7 +395,7 @@ def test_sections_name_all_their_mistakes() -> None:
         "leaf": {"lr": 0.1, "epochs": 2, "none": 3},
     }
     assert sorted(mistakes_of(lambda: Experiment.from_table(tables))) == [
-        "client key",
+        "client.batch",
         "client.clip_norm",
         "client.lr",
         "execution.engine",

@@ -66,4 +66,4 @@ def test_what_an_exception_says_is_one_short_printable_line() -> None:
 
 
 def test_where_nothing_is_known_a_complaint_says_so() -> None:
-    assert str(unknown_name("model key", "hiden", [])) == "model key = 'hiden': unknown; known: none at all"
+    assert str(unknown_name("model key", "hiden", [])) == "model key = 'hiden': unknown; there are none"
