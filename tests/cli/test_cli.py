@@ -189,7 +189,7 @@ def test_a_method_is_set_as_a_whole_or_by_parameter(changes, method, config, mon
     [
         ("run.rounds=2", "run"),
         ("leaf.lr=0.2", "leaf.lr = 0.2: is client.lr now"),
-        ("client.batch=5", "client key = 'batch': unknown"),
+        ("client.batch=5", "client.batch = 5: unknown"),
     ],
 )
 def test_an_old_key_is_one_line(change, told, config, monkeypatch, capsys) -> None:
