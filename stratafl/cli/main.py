@@ -111,12 +111,35 @@ def main() -> None:
     try:
         # processes that share a run are started with these words, too
         sys.argv[1:] = present_words(sys.argv[1:])
+        words = [word for word in sys.argv[1:] if word not in VERBOSE]
         with attribute_errors():
-            app(args=[word for word in sys.argv[1:] if word not in VERBOSE], prog_name="stratafl")
+            code = app(args=words, prog_name="stratafl", standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
     except (InvalidInput, MissingExtra, OSError, Interrupted) as problem:
         if is_verbose:
             traceback.print_exc()
         sys.exit(_tell(problem))
+    except Exception as problem:
+        line = _usage_line(problem)
+        if line is None:
+            raise
+        print(escape_control(line), end="\n" if line else "", file=sys.stderr)
+        sys.exit(2)
+
+
+def _usage_line(problem: Exception) -> str | None:
+    """The line for words that a command does not take, as Click tells it, empty where it has shown
+    the help instead; None for any other error.
+
+    Which package has Click's classes depends on the release of Typer, so they are known by what
+    they offer.
+    """
+    context, message = getattr(problem, "ctx", None), getattr(problem, "format_message", None)
+    if message is None:
+        return None
+    text = " ".join(message().split()).rstrip(".")
+    see = "" if context is None else f"; see {context.command_path} --help"
+    return f"error: {text}{see}" if text else ""
 
 
 def _tell(problem: InvalidInput | MissingExtra | OSError | Interrupted) -> int:

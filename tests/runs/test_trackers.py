@@ -288,4 +288,4 @@ def test_the_command_line_tracks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(list((run / "tensorboard").iterdir())) == 1, "asked for twice, written once"
     assert list((tmp_path / "mlruns").glob("*/*/metrics/test/loss"))
     assert call("run", "small.toml", "--track", "tensorbord") == 2
-    assert "'tensorbord' is not one of 'tensorboard'" in capsys.readouterr().err
+    assert "'tensorbord' is not one of 'tensorboard', 'wandb', 'mlflow'" in capsys.readouterr().err
