@@ -3,9 +3,11 @@ printed, and run."""
 
 from __future__ import annotations
 
+import difflib
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from stratafl.base.errors import InvalidInput, escape_control
 
@@ -48,10 +50,18 @@ def _with_present_command(words: list[str]) -> list[str]:
         raise InvalidInput("COMMAND", "bench", "is now, in a checkout of the repository: python -m benchmarks.speed")
     if words[:1] == ["run"] and _has(words, "--resume"):
         return ["resume", *_moved_first("--resume", words[1:])]
-    if words[:1] == ["runs"] and words[1:2] not in ([name] for name in (*RUNS, "--help")):
+    if words[:1] == ["runs"] and not _names_command(words[1:2]):
         is_export = _has(words, "--pack")
         return ["runs", "export" if is_export else "list", *_moved_first("--pack", words[1:])]
     return words
+
+
+def _names_command(words: Sequence[str]) -> bool:
+    """Whether a word after `runs` is one of its commands, perhaps misspelt, and not a folder."""
+    return any(
+        word in (*RUNS, "--help") or (difflib.get_close_matches(word, RUNS) != [] and not Path(word).exists())
+        for word in words
+    )
 
 
 def _with_present_options(words: list[str]) -> list[str]:

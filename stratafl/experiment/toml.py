@@ -46,18 +46,18 @@ def read_tables(path: Path, changes: Iterable[str] = ()) -> Tables:
     return with_full_paths(with_changes(read_toml(path), changes), path.parent)
 
 
-def read_toml(path: Path) -> Tables:
-    """The tables of a TOML file."""
+def read_toml(path: Path, field: str = "config") -> Tables:
+    """The tables of a TOML file, which errors call `field`."""
     try:
         text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
     except UnicodeDecodeError:
-        raise InvalidInput("config", path, "is not UTF-8 text") from None
+        raise InvalidInput(field, path, "is not UTF-8 text") from None
     except (OSError, ValueError) as problem:
-        raise InvalidInput("config", path, getattr(problem, "strerror", None) or describe_exception(problem)) from None
+        raise InvalidInput(field, path, getattr(problem, "strerror", None) or describe_exception(problem)) from None
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as problem:
-        raise InvalidInput("config", path, f"not valid TOML: {_reason(problem)}") from None
+        raise InvalidInput(field, path, f"not valid TOML: {_reason(problem)}") from None
 
 
 def _reason(problem: Exception) -> str:

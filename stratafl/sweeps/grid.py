@@ -60,7 +60,7 @@ class Sweep:
     @staticmethod
     def load(path: Path, changes: Sequence[str] = ()) -> Sweep:
         """Read a sweep file, with "section.key=value" changes of its base config."""
-        values = read_toml(path)
+        values = read_toml(path, "sweep")
         if values.keys() & SECTIONS.keys() and not values.keys() & set(KEYS):
             allowed = f'is the config of a run; a sweep has config = "{path.name}" and a table [grid]'
             raise InvalidInput("sweep", path, allowed)
