@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stratafl.core.participation import ParticipationContext
     from stratafl.core.rule import Edge, Rule, average
     from stratafl.core.schedule import SyncSchedule
-    from stratafl.cost.pricing import cost, price
+    from stratafl.costs.pricing import cost, price
     from stratafl.experiment.experiment import Experiment, simulate
     from stratafl.experiment.sections import (
         Aggregation,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         Tree,
     )
     from stratafl.metrics.records import RoundResult
-    from stratafl.report.reporting import report
+    from stratafl.reports.reporting import report
     from stratafl.rules import adam, feddyn, fedprox, median, momentum, mtgc, scaffold, yogi
     from stratafl.rules.registry import place, register
     from stratafl.runs.reader import StoredRun, list_runs, load_run
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from stratafl.simulation.result import Result
     from stratafl.simulation.simulation import Simulation
     from stratafl.sweeps.sweep import sweep
-    from stratafl.tune.tuning import tune
+    from stratafl.tuning.tuning import tune
 
 # module of each public name, below this package
 _MODULES = {
@@ -63,7 +63,8 @@ _MODULES = {
     "Edge": "core.rule",
     "Rule": "core.rule",
     "SyncSchedule": "core.schedule",
-    "price": "cost.pricing",
+    "cost": "costs.pricing",
+    "price": "costs.pricing",
     "Experiment": "experiment.experiment",
     "Aggregation": "experiment.sections",
     "Client": "experiment.sections",
@@ -98,11 +99,10 @@ _MODULES = {
     "tracking": "simulation.callbacks",
     "Result": "simulation.result",
     "Simulation": "simulation.simulation",
+    "report": "reports.reporting",
     "sweep": "sweeps.sweep",
+    "tune": "tuning.tuning",
 }
-
-# packages that are called like functions
-_CALLABLE = ("cost", "report", "tune")
 
 __all__ = [
     "SGD",
@@ -164,8 +164,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _CALLABLE:
-        return importlib.import_module(f"{__name__}.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

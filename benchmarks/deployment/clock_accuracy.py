@@ -52,7 +52,7 @@ from stratafl.base.environment import environment
 from stratafl.base.topology import Topology
 from stratafl.core.client_training import TrainRequest
 from stratafl.core.rows import IndexedRows
-from stratafl.cost.costs import costs
+from stratafl.costs.costs import costs
 from stratafl.deploy.host import this_machine
 from stratafl.deploy.sites.assemble import Assembled
 from stratafl.deploy.sites.provision import DeploymentTopology, provision

@@ -15,7 +15,7 @@ import torch
 from stratafl.base.topology import Topology
 from stratafl.core.participation import Participation
 from stratafl.core.schedule import SyncSchedule
-from stratafl.cost.costs import costs
+from stratafl.costs.costs import costs
 from stratafl.network.instance import instantiate_network
 from stratafl.network.messages import message_sizes
 from stratafl.network.replay import Workload

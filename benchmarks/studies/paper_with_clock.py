@@ -20,8 +20,8 @@ from papers.mtgc.paper import MTGC
 from papers.mtgc.settings import DISTRIBUTIONS, METHODS
 from stratafl import Experiment
 from stratafl.base.plotting import PALETTE, line_styles, save, style
-from stratafl.cost.costs import PriceableRun
-from stratafl.cost.pricing import TIME, Unit
+from stratafl.costs.costs import PriceableRun
+from stratafl.costs.pricing import TIME, Unit
 from stratafl.metrics.records import measured
 from stratafl.network.specification import network
 from stratafl.runs import StoredRun, list_runs

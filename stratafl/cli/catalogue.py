@@ -219,7 +219,7 @@ def _show_network(name: str, out: Path | None, tree: str, as_json: bool) -> None
     """A network's tiers and devices, as a table and as a picture."""
     from stratafl.base.plotting import check_picture
     from stratafl.base.topology import Topology
-    from stratafl.cost.figures import plot_network, quantity_rows
+    from stratafl.costs.figures import plot_network, quantity_rows
     from stratafl.network.specification import network
 
     chosen, shape = network(name, "network"), Topology.of(tree)

@@ -19,9 +19,9 @@ from stratafl.cli.runs import find_run
 from stratafl.cli.tables import Column, print_sentence, print_table
 
 if TYPE_CHECKING:
-    from stratafl.cost.costs import PriceBatch
-    from stratafl.cost.pricing import GroupCosts
-    from stratafl.cost.pricing import TextColumn as Texts
+    from stratafl.costs.costs import PriceBatch
+    from stratafl.costs.pricing import GroupCosts
+    from stratafl.costs.pricing import TextColumn as Texts
     from stratafl.network.specification import Network
     from stratafl.runs import StoredRun
 
@@ -54,10 +54,10 @@ def cost_command(
 
     `stratafl cost timeline RUN` draws one of their rounds, node by node.
     """
-    from stratafl.cost.costs import PriceBatch
-    from stratafl.cost.figures import plot_time_breakdown
-    from stratafl.cost.pricing import ALL_ROUNDS, as_csv
-    from stratafl.cost.workload import named_networks, resolved
+    from stratafl.costs.costs import PriceBatch
+    from stratafl.costs.figures import plot_time_breakdown
+    from stratafl.costs.pricing import ALL_ROUNDS, as_csv
+    from stratafl.costs.workload import named_networks, resolved
 
     named = named_networks(_needed(network))
     _check_flops(flops_per_sample)
@@ -91,9 +91,9 @@ def timeline_command(
     flops_per_sample: Flops = None,
 ) -> None:
     """Draw who does what in a global round of a stored run on a network."""
-    from stratafl.cost.costs import PriceBatch
-    from stratafl.cost.figures import plot_round
-    from stratafl.cost.workload import named_networks, resolved
+    from stratafl.costs.costs import PriceBatch
+    from stratafl.costs.figures import plot_round
+    from stratafl.costs.workload import named_networks, resolved
     from stratafl.runs import read_run
 
     named = named_networks(_needed(network))
@@ -142,7 +142,7 @@ def _check_out(path: Path, endings: Sequence[str]) -> None:
 def _priced(
     runs: Sequence[StoredRun], networks: Sequence[Network], targets: Sequence[str], pricing: PriceBatch
 ) -> list[GroupCosts]:
-    from stratafl.cost.pricing import priced
+    from stratafl.costs.pricing import priced
     from stratafl.runs.groups import group_runs
 
     found = priced(group_runs(runs), networks, pricing, targets)
@@ -154,7 +154,7 @@ def _priced(
 
 
 def _print(found: Sequence[GroupCosts], as_json: bool = False) -> None:
-    from stratafl.cost.pricing import as_rows, cost_columns, part_columns
+    from stratafl.costs.pricing import as_rows, cost_columns, part_columns
 
     if as_json:
         print(json.dumps(as_rows(found)))

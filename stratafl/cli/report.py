@@ -16,7 +16,7 @@ from stratafl.cli.options import AsJson, Networks, Targets
 from stratafl.cli.tables import Column, print_table
 
 if TYPE_CHECKING:
-    from stratafl.report.reporting import Comparison
+    from stratafl.reports.reporting import Comparison
     from stratafl.runs import StoredRun
 
 
@@ -54,8 +54,8 @@ def report_command(
 ) -> None:
     """Make one page of runs that opens offline: summary, curves, drift, trees, configs."""
     from stratafl.base.plotting import pyplot
-    from stratafl.cost.workload import named_networks
-    from stratafl.report.reporting import check_page, compare
+    from stratafl.costs.workload import named_networks
+    from stratafl.reports.reporting import check_page, compare
 
     places = folders or [Path("runs")]
     targets = _sound(target or [], metric) or None
@@ -119,7 +119,7 @@ def _watch(
     title: str,
     port: int,
 ) -> None:
-    from stratafl.report.page import HOST, Live, ReportServer, page
+    from stratafl.reports.page import HOST, Live, ReportServer, page
     from stratafl.runs.groups import collect_runs
 
     collect_runs(places)
@@ -136,7 +136,7 @@ def _watch(
 
 def _print_summary(compared: Comparison) -> None:
     """What fits on a terminal: how good, and how soon; the page has the rest."""
-    from stratafl.report.summary import columns
+    from stratafl.reports.summary import columns
     from stratafl.runs.groups import select_metric
 
     _, judged = select_metric(compared.groups, compared.metric)

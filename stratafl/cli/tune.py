@@ -15,7 +15,7 @@ from stratafl.cli.options import CONFIG_FILE, TARGET_HELP, AsJson, Changes, Keep
 from stratafl.cli.tables import Column, print_sentence, print_table
 
 if TYPE_CHECKING:
-    from stratafl.tune.result import NetworkResult, TuningCandidate, TuningResult
+    from stratafl.tuning.result import NetworkResult, TuningCandidate, TuningResult
 
 PICTURES = ("frontier.png", "frontier.pdf")
 
@@ -61,10 +61,10 @@ def tune_command(
     from stratafl.cli.display import SweepDisplay
     from stratafl.experiment.experiment import TUNE, Experiment
     from stratafl.experiment.toml import read_tables
-    from stratafl.tune.result import search_and_repeat
-    from stratafl.tune.study import FINALISTS, optuna
-    from stratafl.tune.task import budgets_of
-    from stratafl.tune.tuning import default_folder, task_of
+    from stratafl.tuning.result import search_and_repeat
+    from stratafl.tuning.study import FINALISTS, optuna
+    from stratafl.tuning.task import budgets_of
+    from stratafl.tuning.tuning import default_folder, task_of
 
     optuna()
     pyplot()
@@ -92,7 +92,7 @@ def tune_command(
 
 def _show(made: TuningResult, folder: Path, as_json: bool) -> None:
     """Write everything down and print it; what ended the search early ends the command, too."""
-    from stratafl.tune.output import as_dict, plot_frontiers, write
+    from stratafl.tuning.output import as_dict, plot_frontiers, write
 
     written = [*write(made, folder), *(folder / name for name in PICTURES)]
     plot_frontiers(made, *written[-len(PICTURES) :])
@@ -121,7 +121,7 @@ def _shortfall(made: TuningResult) -> str:
 
 
 def _print(made: TuningResult) -> None:
-    from stratafl.tune.output import gain, outcomes
+    from stratafl.tuning.output import gain, outcomes
 
     for answer in made.network_results:
         _candidates(made, answer)
@@ -150,8 +150,8 @@ def _times(gained: float) -> str:
 
 def _candidates(made: TuningResult, answer: NetworkResult) -> None:
     """The best settings and the config as given, with their costs to the target."""
-    from stratafl.cost.pricing import BYTES, ENERGY, NO_UNIT, TIME, Unit
-    from stratafl.tune.task import COSTS
+    from stratafl.costs.pricing import BYTES, ENERGY, NO_UNIT, TIME, Unit
+    from stratafl.tuning.task import COSTS
 
     found = list(answer.candidates)
     if answer.baseline not in found:
@@ -188,8 +188,8 @@ def _place(each: TuningCandidate, answer: NetworkResult) -> str:
 def _frontier(made: TuningResult, answer: NetworkResult) -> None:
     """Where each setting leads: nothing that was tried was as good for less."""
     from stratafl.base.statistics import MeanStd
-    from stratafl.tune.output import TITLES, unit_of
-    from stratafl.tune.result import frontier_segments
+    from stratafl.tuning.output import TITLES, unit_of
+    from stratafl.tuning.result import frontier_segments
 
     points = frontier_segments(answer.frontier)
     unit = unit_of(made, answer.network, [point.cost for point in points])

@@ -16,7 +16,7 @@ from stratafl.cli import demo
 from stratafl.cli import runs as runs_module
 from stratafl.cli import sweep as sweep_module
 from stratafl.cli.main import app, main
-from stratafl.cost.pricing import GroupCosts, Milestone
+from stratafl.costs.pricing import GroupCosts, Milestone
 from stratafl.deploy.host import this_machine, view
 from stratafl.experiment.experiment import Experiment
 from stratafl.metrics.objective import Goal

@@ -23,9 +23,9 @@ from stratafl.experiment.experiment import Experiment
 from stratafl.metrics.evaluation import evaluate, finalize_metrics
 from stratafl.metrics.objective import Goal
 from stratafl.metrics.records import diverged, measured
-from stratafl.report.figures import figures
-from stratafl.report.page_data import page_data
-from stratafl.report.summary import SummaryCell, columns
+from stratafl.reports.figures import figures
+from stratafl.reports.page_data import page_data
+from stratafl.reports.summary import SummaryCell, columns
 from stratafl.runs import read_run
 from stratafl.runs.curves import curve_of, mean_curve
 from stratafl.runs.groups import group_runs, select_metric

@@ -9,7 +9,7 @@ import pytest
 
 from stratafl.base.topology import Topology
 from stratafl.core.schedule import SyncSchedule
-from stratafl.cost.costs import RunCosts, costs
+from stratafl.costs.costs import RunCosts, costs
 from stratafl.network.instance import instantiate_network
 from stratafl.network.links import Transfers, transfer_end_times
 from stratafl.network.messages import message_sizes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stratafl.cost.costs import costs
+from stratafl.costs.costs import costs
 from tests.network.cases import random_case, script
 from tests.network.events import World
 from tests.slow import slow_unless

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stratafl.base.errors import InvalidInput
-from stratafl.cost.costs import costs
+from stratafl.costs.costs import costs
 from stratafl.network.waiting import check_wait
 from tests.network.cases import Case, script, waiting_case
 from tests.network.events import World

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from stratafl import InvalidInput, ParticipationContext, Simulation, cost
 from stratafl.base.topology import Topology
 from stratafl.cli.main import app
-from stratafl.cost.costs import PriceableRun
-from stratafl.cost.pricing import time_breakdown
+from stratafl.costs.costs import PriceableRun
+from stratafl.costs.pricing import time_breakdown
 from stratafl.deploy.sites.topology import check_deployable
 from stratafl.engine.factory import make_engine
 from stratafl.experiment.experiment import Experiment
@@ -26,7 +26,7 @@ from stratafl.metrics.records import ClockedRound, RoundResult
 from stratafl.network.specification import Network, network, presets
 from stratafl.rules.registry import place
 from stratafl.runs import read_run
-from tests.cost.test_pricing import experiment, trained
+from tests.costs.test_pricing import experiment, trained
 from tests.flat import client_options
 from tests.problems import LeastSquares
 from tests.runs.test_within import check_every_meeting, within

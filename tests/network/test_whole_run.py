@@ -14,7 +14,7 @@ from torch import nn
 
 from stratafl import Topology
 from stratafl.core.participation import sample_participants
-from stratafl.cost.costs import CumulativeCost, PriceableRun
+from stratafl.costs.costs import CumulativeCost, PriceableRun
 from stratafl.network.instance import NetworkInstance, Quantity, instantiate_network
 from stratafl.network.specification import Network
 from stratafl.runs import read_run

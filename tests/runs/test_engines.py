@@ -13,7 +13,7 @@ from stratafl import InvalidInput
 from stratafl.base.signals import Interrupted
 from stratafl.cli.main import main
 from stratafl.experiment.experiment import Experiment
-from stratafl.report.page_data import page_data
+from stratafl.reports.page_data import page_data
 from stratafl.runs import read_run
 from stratafl.runs.session import FinishedRun, RunSession
 

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from stratafl import InvalidInput, cost
-from stratafl.cost.costs import PriceableRun
+from stratafl.costs.costs import PriceableRun
 from stratafl.experiment.experiment import Experiment
 from stratafl.network.messages import message_sizes, scaled_sizes
 from stratafl.rules.registry import entries, rules_for
 from stratafl.runs import StoredRun, read_run
-from tests.cost.test_pricing import CASES, NETWORK, experiment, trained
+from tests.costs.test_pricing import CASES, NETWORK, experiment, trained
 from tests.flat import simulate
 
 OWN_MODEL = """

@@ -31,7 +31,7 @@ from stratafl.deploy.sites.rounds import RootRun, read_lines
 from stratafl.deploy.sites.site import Site
 from stratafl.experiment.experiment import Experiment
 from stratafl.metrics.records import RoundResult
-from stratafl.report.page_data import page_data
+from stratafl.reports.page_data import page_data
 from stratafl.runs import checkpoint, format, read_run
 from stratafl.runs.session import RunSession
 from stratafl.simulation.callbacks import to_scalars

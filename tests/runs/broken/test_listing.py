@@ -15,7 +15,7 @@ import pytest
 
 from stratafl.base.errors import escape_control
 from stratafl.experiment.experiment import Experiment
-from stratafl.report.page_data import page_data
+from stratafl.reports.page_data import page_data
 from stratafl.runs.format import is_locked
 from stratafl.runs.groups import collect_runs
 from stratafl.runs.session import RunSession

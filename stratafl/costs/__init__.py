@@ -1,0 +1,1 @@
+"""Cost of stored runs on a network: time, energy, traffic, money."""

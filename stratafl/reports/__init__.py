@@ -1,0 +1,1 @@
+"""Comparison of stored runs: tables, figures, and a page that opens offline."""

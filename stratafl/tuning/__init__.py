@@ -1,0 +1,1 @@
+"""Search for the cheapest setting that reaches a target."""
