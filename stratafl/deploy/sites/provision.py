@@ -188,11 +188,19 @@ def check_made_from(root: Path, topology: DeploymentTopology) -> None:
     """Refuse to go on with folders that were made from something else, as if nothing had
     changed."""
     stored = stored_topology(root)
-    before = stored._replace(config=_by_present_keys(root / TOPOLOGY, stored.config))
-    changed = changes(before, topology.as_dict())
+    before = stored._replace(config=_compared(_by_present_keys(root / TOPOLOGY, stored.config)))
+    changed = changes(before, _compared(topology.as_dict()))
     if changed:
         told = f"was made from another config or topology than {topology.path} is now: {shorten(changed)}"
         raise InvalidInput("--out", root.parent, f"{told}; name another folder")
+
+
+def _compared(topology: Mapping[str, Any]) -> dict[str, Any]:
+    """The topology without what its sites do not use: none keeps the state of a finished run."""
+    config = dict(topology["config"])
+    if isinstance(storage := config.get("storage"), Mapping):
+        config["storage"] = {key: value for key, value in storage.items() if key != "keep_state"}
+    return {**topology, "config": config}
 
 
 def _by_present_keys(path: Path, stored: Mapping[str, Any]) -> dict[str, Any]:
