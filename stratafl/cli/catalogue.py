@@ -69,8 +69,8 @@ def _methods(plugins: Sequence[str]) -> Listing:
 
     import_plugins(plugins)
     rows = [
-        {"name": each.name, "levels": each.levels, "summary": each.summary, "parameters": each.parameters}
-        for each in sorted(entries(), key=lambda entry: entry.name)
+        {"name": method.name, "levels": method.levels, "summary": method.summary, "parameters": method.parameters}
+        for method in sorted(entries(), key=lambda entry: entry.name)
     ]
     columns = ("name", "edges", Column("what it is", prose=True), Column("parameters", prose=True))
     return Listing(rows, columns, lambda row: (row["name"], row["levels"], row["summary"], _parameters(row)))
@@ -92,7 +92,7 @@ def _models() -> Listing:
         return row["name"], row["description"], shape, str(row["classes"]), f"{row['parameters']:,}"
 
     own = 'your own: `name = "my_package.module:Class"` or `name = "my_model.py:Class"` in [model]'
-    return Listing([asdict(each) for each in catalogue()], columns, cells, [own])
+    return Listing([asdict(model) for model in catalogue()], columns, cells, [own])
 
 
 def _datasets() -> Listing:
@@ -110,7 +110,7 @@ def _datasets() -> Listing:
         samples = f"{row['train']:,} / {row['test']:,}" if row["train"] else ""
         return row["name"], row["state"], samples, "x".join(map(str, row["shape"])), row["title"].partition(": ")[2]
 
-    rows = [asdict(each) for each in prepare.catalogue()]
+    rows = [asdict(dataset) for dataset in prepare.catalogue()]
     return Listing(rows, columns, cells, [f"{row['name']}: {row['advice']}" for row in rows if row["advice"]])
 
 

@@ -97,15 +97,15 @@ def list_command(
     rows = {run.path: _row(run) for run in chosen}
     chosen = _sorted(chosen, rows, sort)[:limit]
     if as_json:
-        unreadable = [{"path": str(each.path), "reason": each.reason} for each in broken]
+        unreadable = [{"path": str(run.path), "reason": run.reason} for run in broken]
         print(json.dumps({"runs": [rows[run.path] for run in chosen], "unreadable": unreadable}))
         return
     if chosen:
         _print_table(chosen, [rows[run.path] for run in chosen], folder)
     elif not broken:
         print(_nothing(folder, status, where, absent))
-    for each in broken:
-        print(escape_control(f"unreadable: {each.reason}"))
+    for run in broken:
+        print(escape_control(f"unreadable: {run.reason}"))
 
 
 @runs.command("show")
@@ -140,7 +140,7 @@ def diff_command(
     as_json: AsJson = False,
 ) -> None:
     """Compare two runs: the options, files and last metrics in which they differ."""
-    stored = [read_run(find_run(each, folder)) for each in (first, second)]
+    stored = [read_run(find_run(name, folder)) for name in (first, second)]
     tables = [_comparable(run) for run in stored]
     keys = dict.fromkeys(key for table in tables for key in table)
     differing = {key: [table.get(key) for table in tables] for key in keys if tables[0].get(key) != tables[1].get(key)}

@@ -90,7 +90,7 @@ def compare(
     extra_axes = network_axes(runs, resolved(networks, runs))
     data = page_data(runs, targets, left_out, metric, extra_axes, axes[0] if axes else "")
     if metric is not None and data["metric"] is None:
-        names = join_names([each["name"] for each in data["metrics"]])
+        names = join_names([shown["name"] for shown in data["metrics"]])
         raise InvalidInput("--metric", metric, f"these runs have {names}")
     return Comparison(data, group_runs(runs, extra_axes.points), axes, extra_axes.axes)
 

@@ -121,7 +121,7 @@ def sweep(
             say(f"{event.name}: {event.values['status']}{reason}  ({len(ended)}/{len(experiments)})")
 
     try:
-        described = not any(_has_objects(each) for each in experiments.values())
+        described = not any(map(_has_objects, experiments.values()))
         if not described and (executor != "local" or workers not in (None, 1)):
             raise InvalidInput("executor", executor, "other processes cannot have objects of this program; "
                                'name the model, data and method instead, such as model="my_nets.py:Net"')  # fmt: skip
